@@ -23,7 +23,6 @@ from protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Stand
 from sparseloco import ops
 from sparseloco.digest import theta_digest
 from sparseloco.outer import OuterState
-from sparseloco.update import Update
 from sparseloco.wire import encode
 from storage.seal import Sealed, seal
 
@@ -126,12 +125,7 @@ class Game:
         self.digests.append(digest)
         sealed_until_all = self.judges[self.validators[0]].sealed
         sendings, work = self._play(number, digest, is_sealed=sealed_until_all)
-        # After the players: a flood takes new hotkeys when the round begins.
-        uids = {
-            peer: Uid(self.scenario.validators + seat + index)
-            for seat, player in self.seats.items()
-            for index, peer in enumerate(player.hotkeys)
-        }
+        uids = self._uids()  # after the players: a flood takes new hotkeys when the round begins
         gathered = self._gather(number, sendings, uids)
         rounds = {peer: self._round(number, gathered, uids, peer) for peer in self.validators}
         witness = self.validators[0]
@@ -160,12 +154,7 @@ class Game:
         paid = {hotkeys[uid]: share for uid, share in shares.items()}
         self.incentives = {hotkeys[uid]: value for uid, value in incentives(shares).items()}
 
-        revealed = {
-            peer: sending.update
-            for peer, sending in sorted(sendings.items())
-            if sending.update is not None and sending.reveals and not sending.late
-        }
-        self._step(contributing, revealed, digest, evaluated)
+        self._step(contributing, sendings, digest, evaluated)
         log = RoundLog(
             {peer: player.name for player in self._players() for peer in player.hotkeys},
             frozenset(sendings),
@@ -181,6 +170,13 @@ class Game:
         )
         self._churn(number)
         return log
+
+    def _uids(self) -> dict[PeerId, Uid]:
+        return {
+            peer: Uid(self.scenario.validators + seat + index)
+            for seat, player in self.seats.items()
+            for index, peer in enumerate(player.hotkeys)
+        }
 
     def _play(self, number: int, digest: Digest, *, is_sealed: bool) -> tuple[dict[PeerId, Sending], dict[str, float]]:
         """What all hotkeys send, and each player's work."""
@@ -269,12 +265,17 @@ class Game:
     def _step(
         self,
         contributing: frozenset[PeerId],
-        revealed: Mapping[PeerId, Update],
+        sendings: Mapping[PeerId, Sending],
         digest: Digest,
         evaluated: set[PeerId],
     ) -> None:
         """Apply what was agreed; everybody learns what the round has shown."""
         before = self.theta
+        revealed = {
+            peer: sending.update
+            for peer, sending in sorted(sendings.items())
+            if sending.update is not None and sending.reveals and not sending.late
+        }
         if contributing:
             updates = [revealed.get(peer) for peer in sorted(contributing)]
             outer = self.spec.outer

@@ -11,7 +11,7 @@ from typing import Protocol
 from arena.problem import Judge, Text, Theta
 from arena.stage import DOORS, OWNER, sync_proof
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
-from gauntlet.checks import Checked, Gathered, fast_checks
+from gauntlet.checks import Checked, Expected, Gathered, fast_checks
 from gauntlet.commitment import commitment
 from gauntlet.loss import bounded, evaluate
 from gauntlet.progress import MEASURED_VALUES, progress, shown
@@ -90,21 +90,18 @@ class Ours:
 
     def check(self, round: Round) -> Checked:
         sample = Sample(round.spec.layout, round.commit_hash)
-        return fast_checks(
+        expected = Expected(
             round.spec,
             round.run,
             round.number,
             round.digests[-1],
-            round.gathered,
-            doors=DOORS,
-            clock=round.spec.rounds_clock,
-            expected_proof=lambda peer: sync_proof(round.digests[-1], peer),
-            outer_state=round.outer,
-            commit_hash=round.commit_hash,
-            history=self._sketches(
-                compared(self.book.remembered, round.number, round.spec.gauntlet.copy_rounds), sample
-            ),
+            round.spec.rounds_clock,
+            lambda peer: sync_proof(round.digests[-1], peer),
+            round.outer,
+            round.commit_hash,
         )
+        past = compared(self.book.remembered, round.number, round.spec.gauntlet.copy_rounds)
+        return fast_checks(expected, round.gathered, DOORS, self._sketches(past, sample))
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
         return standing(self.book, checked.passed, round.spec.gauntlet, round.number, round.commit_hash, checked.twins)

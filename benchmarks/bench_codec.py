@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch_ops
+from commit import commit
 from torch import Tensor
 
 from protocol.layout import Layout
@@ -157,6 +158,34 @@ def report(rounds: list[dict[str, float]], extra: int) -> dict[str, float]:
     return found
 
 
+def aggregated(
+    codec: native.Codec,
+    theta: Tensors,
+    payloads: list[Update],
+    public: list[dict[str, torch_ops.Sent]],
+    stream: Callable[[], object],
+    rounds: int,
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Rounds of outer steps, theta in place: of payloads from their bytes, and of validated ones."""
+    layout = payloads[0].layout
+    state, counted = OuterState.initial(layout), [codec.counted(update) for update in payloads]
+    public_theta = {name: value.clone() for name, value in theta.items()}
+    step: dict[str, Any] = {"alpha": 1.0, "aggregate": "mean", "out": theta}
+    from_bytes, validated = [], []
+    for number in range(-1, rounds):
+        fresh = [Update(layout, update.records) for update in payloads]
+        row = {
+            "stream": milliseconds(stream),
+            "ours": milliseconds(lambda fresh=fresh: codec.outer_step(theta, fresh, state, **step)),
+            "torch": milliseconds(lambda: torch_ops.aggregate(public_theta, public, 1.0)),
+        }
+        other = row | {"ours": milliseconds(lambda: codec.outer_step(theta, counted, state, **step))}
+        if number >= 0:
+            from_bytes.append(row)
+            validated.append(other)
+    return from_bytes, validated
+
+
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     shapes = shapes_of(options.params)
@@ -171,9 +200,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     flat = [torch.zeros(layout.num_parameters) for _ in range(3)]
     pointers = [ctypes.c_void_p(value.data_ptr()) for value in flat]
     size = (ctypes.c_uint64(layout.num_parameters), ctypes.c_uint32(options.threads))
-    state = OuterState.initial(layout)
 
-    compress_rounds, aggregate_rounds, validated_rounds = [], [], []
+    compress_rounds = []
     payloads: list[Update] = []
     public: list[dict[str, torch_ops.Sent]] = []
     for number in range(-1, options.rounds):
@@ -186,28 +214,18 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         }
         if number >= 0:
             compress_rounds.append(row)
-    payloads, public = (payloads * PEERS)[:PEERS], (public * PEERS)[:PEERS]
-    counted = [codec.counted(update) for update in payloads]
-    public_theta = {name: value.clone() for name, value in theta.items()}
-    step: dict[str, Any] = {"alpha": 1.0, "aggregate": "mean", "out": theta}
-    for number in range(-1, options.rounds):
-        fresh = [Update(layout, update.records) for update in payloads]
-        row = {
-            "stream": milliseconds(lambda: stream.stream_aggregate(pointers[0], *size)),
-            "ours": milliseconds(lambda fresh=fresh: codec.outer_step(theta, fresh, state, **step)),
-            "torch": milliseconds(lambda: torch_ops.aggregate(public_theta, public, 1.0)),
-        }
-        other = row | {"ours": milliseconds(lambda: codec.outer_step(theta, counted, state, **step))}
-        if number >= 0:
-            aggregate_rounds.append(row)
-            validated_rounds.append(other)
-
+    aggregate_rounds, validated_rounds = aggregated(
+        codec,
+        theta,
+        (payloads * PEERS)[:PEERS],
+        (public * PEERS)[:PEERS],
+        lambda: stream.stream_aggregate(pointers[0], *size),
+        options.rounds,
+    )
     extra = int(kernels.library().murmur_scratch_bytes())
-    real_acc, real_layout = real(options.real_rounds)
-    on_real, on_heavy = quality(real_acc, real_layout), quality(theta_r, layout)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    on_real, on_heavy = quality(*real(options.real_rounds)), quality(theta_r, layout)
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{platform.machine()}, {options.threads} threads",
         "torch": torch.__version__,

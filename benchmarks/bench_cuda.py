@@ -11,7 +11,6 @@ Stops with status 1 when a byte differs.
 import argparse
 import ctypes
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 from bench_codec import BETA, PEERS, K, heavy_tailed, milliseconds, percentile, shapes_of
+from commit import commit
 from torch import Tensor
 
 from protocol.layout import Layout
@@ -126,6 +126,23 @@ class Launches:
         return lambda: self._run("murmur_cuda_aggregate", *arguments)
 
 
+def alternating(sides: Mapping[str, Side], rounds: int, device: torch.device) -> dict[str, Any]:
+    """Each side in turn with a copy that moves as many bytes."""
+    found: dict[str, Any] = {}
+    most = max(traffic for _, _, traffic in sides.values()) // 2
+    source, target = (torch.zeros(most, dtype=torch.uint8, device=device) for _ in range(2))
+    for name, (ours, call, traffic) in sides.items():
+        part = (target[: traffic // 2], source[: traffic // 2])  # read once and written once
+        rows = [
+            {"copy": timed(lambda part=part: part[0].copy_(part[1])), "ours": timed(ours), "call": milliseconds(call)}
+            for _ in range(WARM_UP + rounds)
+        ]
+        found[name] = report(rows[WARM_UP:])
+    found["copy_gb_a_second"] = 2 * most / timed(lambda: target.copy_(source)) / 1e6
+    torch.cuda.synchronize()
+    return found
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     device = torch.device("cuda", torch.cuda.current_device())
     codec = cuda.codec(device)
@@ -137,8 +154,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     halves = {name: value.bfloat16() for name, value in theta_r.items()}
 
     launches = Launches(device, layout)
-    payloads = [codec.compress(theta, theta_r, error, layout, BETA, out=error)[0] for _ in range(PEERS)]
-    payloads = [codec.counted(update) for update in payloads]
+    sent = (codec.compress(theta, theta_r, error, layout, BETA, out=error)[0] for _ in range(PEERS))
+    payloads = [codec.counted(update) for update in sent]
     uploaded = [cuda._uploaded(update, device) for update in payloads]
     records = torch.empty(layout.records_bytes, dtype=torch.uint8, device=device)
     counts = torch.zeros(len(layout.tensors), 256, dtype=torch.int64, device=device)
@@ -171,22 +188,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             layout.records_bytes,
         ),
     }
-    most = max(traffic for _, _, traffic in sides.values()) // 2
-    source, target = (torch.zeros(most, dtype=torch.uint8, device=device) for _ in range(2))
-    for name, (ours, call, traffic) in sides.items():
-        part = (target[: traffic // 2], source[: traffic // 2])  # read once and written once
-        rounds = [
-            {"copy": timed(lambda part=part: part[0].copy_(part[1])), "ours": timed(ours), "call": milliseconds(call)}
-            for _ in range(WARM_UP + options.rounds)
-        ]
-        found[name] = report(rounds[WARM_UP:])
-    found["copy_gb_a_second"] = 2 * most / timed(lambda: target.copy_(source)) / 1e6
-    torch.cuda.synchronize()
+    found |= alternating(sides, options.rounds, device)
     if int(launches.fault.item()) != -1:
         found["different"].append("a payload was refused while it was timed")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": torch.cuda.get_device_name(device),
         "backend": f"cuda ({codec.isa})",

@@ -13,7 +13,6 @@ import ctypes
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 from bench_codec import heavy_tailed, report, shapes_of, stream_library
+from commit import commit
 from torch import Tensor
 
 from protocol.layout import CHUNK, DenseLayout
@@ -125,9 +125,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for name, row in found.items():
                 rows[name].append(row)
     extra = int(kernels.library().murmur_scratch_bytes())
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{platform.machine()}, {options.threads} threads, load {os.getloadavg()[0]:.1f}",
         "torch": torch.__version__,

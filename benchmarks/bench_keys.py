@@ -28,6 +28,8 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+from commit import commit
+
 from protocol.errors import ConfigError, ObjectMissing, StorageError
 from protocol.messages import REVEAL_BYTES
 from protocol.types import PeerId, Pointer
@@ -144,7 +146,6 @@ def main() -> None:
     refusal = refused(0, client_first=True)
     with suppress(ConfigError):
         refusal()  # boto3 is imported and its service model read outside of what is measured
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     rows = [
         measured(kind, options, before=before)
         for kind in ("stalling", "absent", "refused", "mixed")
@@ -153,7 +154,7 @@ def main() -> None:
     ]
     floods = [flooded(kind, options) for kind in ("quiet", "copycats", "heads", "informs", "chunks")]
     found = {
-        "commit": git.stdout.strip(),
+        "commit": commit(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "window_seconds": options.window,
         "latency_seconds": options.latency,

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,15 +30,16 @@ from statistics import median
 from typing import Any
 
 import torch
+from commit import commit
 from torch import Tensor
 
 from murmur import presets
-from node.fetch.payloads import open_threads
+from node.fetch.opening import open_threads
 from node.state.redo_log import RedoLog
-from node.state.store import Payload, Step
+from node.state.saved import Payload, Step
 from protocol.spec import RunSpec
 from protocol.types import Digest
-from simulation.world import HashSigner
+from simulation.signer import HashSigner
 from sparseloco import ops, wire
 from sparseloco.update import Update
 from storage.realtime import REAL
@@ -244,9 +244,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     over["read"].append(found.seconds / taken["plain_read"][-1].seconds)
     peaks = {name: max(one.peak_bytes for one in runs) / model for name, runs in taken.items()}
     gb = model / 1e9
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{platform.machine()}, {options.threads} threads, load {os.getloadavg()[0]:.1f}",
         "torch": torch.__version__,

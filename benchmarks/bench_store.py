@@ -28,6 +28,8 @@ from shutil import which
 from statistics import median
 from typing import Any
 
+from commit import commit
+
 from localnet.store import StoreReady, StoreUser, read_ready
 from storage.resume import download_to
 from storage.s3 import PART_BYTES, S3Bucket, open_bucket
@@ -222,9 +224,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name, store(options.store, Path(name)) as ready:
         rows = compared(options, Path(name), ready)
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     found = {
-        "commit": git.stdout.strip(),
+        "commit": commit(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "mib": options.mib,
         "repeat": options.repeat,

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from bench_codec import percentile
+from commit import commit
 from torch import Tensor, nn
 
 from murmur import presets
@@ -160,6 +161,14 @@ class Baseline(nn.Module):
         return losses.view(len(sequences), -1).mean(dim=1)
 
 
+def largest(model: Any, optimizer: torch.optim.Optimizer, spec: RunSpec, device: torch.device) -> Fit | None:
+    """The largest micro-batch, by trial; None where one sequence is too large."""
+    if device.type != "cuda":
+        return fit_cpu(spec, spec.inner.sequences)
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    return fit_tried(step_on_gpu(model, optimizer, spec, device, total_bytes), spec.inner.sequences)
+
+
 def measure(side: str, spec: RunSpec, options: argparse.Namespace) -> dict[str, Any]:
     """Rates of single steps, and memory, of one side."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -170,13 +179,7 @@ def measure(side: str, spec: RunSpec, options: argparse.Namespace) -> dict[str, 
     model.to(device)
     inner = spec.inner
     optimizer = make_optimizer(model, inner)
-    if options.micro_sequences:
-        found: Fit | None = Fit(options.micro_sequences, "none")
-    elif device.type == "cuda":
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        found = fit_tried(step_on_gpu(model, optimizer, spec, device, total_bytes), inner.sequences)
-    else:
-        found = fit_cpu(spec, inner.sequences)
+    found = Fit(options.micro_sequences, "none") if options.micro_sequences else largest(model, optimizer, spec, device)
     if found is None:
         return {"error": "out of memory with one sequence"}
     if device.type == "cuda":
@@ -252,10 +255,9 @@ def main() -> None:
         command = [sys.executable, *sys.argv, "--side", side]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         sides[side] = json.loads(done.stdout.splitlines()[-1])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     cuda = torch.cuda.is_available()
     result = {
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "hardware": torch.cuda.get_device_name()
         if cuda
         else f"{platform.machine()}, {torch.get_num_threads()} threads",

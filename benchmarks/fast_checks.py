@@ -24,7 +24,7 @@ import torch
 from bittensor.sp_core import Keypair
 
 from chain.keys import HotkeySigner, verify
-from gauntlet.checks import Doors, Gathered, fast_checks
+from gauntlet.checks import Doors, Expected, Gathered, fast_checks
 from gauntlet.sketch import Copies, Sample, Sketch, find_copies
 from protocol.layout import Layout
 from protocol.merkle import sections_root
@@ -152,19 +152,9 @@ def checks(items: list[Gathered], past: list[list[Update]], repeats: int) -> dic
         assert find_copies(sample, current, history(sample), spec.gauntlet) == Copies({}, {})
 
     def everything() -> None:
-        checked = fast_checks(
-            spec,
-            RUN.id,
-            ROUND,
-            THETA,
-            items,
-            doors=Doors(lambda peer, message, signature: True, unseal),
-            clock=CLOCK,
-            expected_proof=proofs.__getitem__,
-            outer_state=OuterState.initial(layout),
-            commit_hash=BLOCK_D,
-            history=history(Sample(layout, BLOCK_D)),
-        )
+        expected = Expected(spec, RUN.id, ROUND, THETA, CLOCK, proofs.__getitem__, OuterState.initial(layout), BLOCK_D)
+        doors = Doors(lambda peer, message, signature: True, unseal)
+        checked = fast_checks(expected, items, doors, history(Sample(layout, BLOCK_D)))
         assert len(checked.passed) == count
 
     found = {

@@ -16,7 +16,7 @@ peer trained on, and over all that it skipped, which no validator can tell apart
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from statistics import fmean, pvariance
@@ -30,7 +30,7 @@ from gauntlet.loss import bounded
 from gauntlet.proof import gap, leads
 from localnet.training_text import text_data
 from protocol.assignment import Draw, assigned, page_at
-from protocol.spec import RunSpec
+from protocol.spec import InnerSpec, RunSpec
 from protocol.types import Page, PeerId
 from sparseloco.wire import Submission
 from training.evaluate import held_out_loss
@@ -49,17 +49,25 @@ DRAWS = 8
 Row = dict[str, object]
 
 
-def cut(kind: str, lesson: torch.Tensor, spec: RunSpec) -> tuple[torch.Tensor, int, int]:
-    """What a kind trains on: sequences, steps, sequences a step."""
+def cut(kind: str, lesson: torch.Tensor, spec: RunSpec) -> tuple[torch.Tensor, InnerSpec]:
+    """What a kind trains on, and in which steps."""
     inner = spec.inner
-    whole = lesson[: inner.steps * inner.sequences]
-    if kind == "first":
-        return whole, inner.steps // 2, inner.sequences
-    if kind == "spread":
-        return whole[::2], inner.steps // 2, inner.sequences
+    whole, steps, batch = lesson[: inner.steps * inner.sequences], inner.steps, inner.sequences
+    if kind in ("spread", "thin"):
+        whole = whole[::2]
+    if kind in ("first", "spread"):
+        steps //= 2
     if kind == "thin":
-        return whole[::2], inner.steps, inner.sequences // 2
-    return whole, inner.steps, inner.sequences
+        batch //= 2
+    # The schedule follows the rounds: its step is the round times the steps of one.
+    scale = steps / inner.steps
+    changes = {
+        "steps": steps,
+        "sequences": batch,
+        "warmup_steps": int(inner.warmup_steps * scale),
+        "decay_steps": int(inner.decay_steps * scale),
+    }
+    return whole, inner.model_copy(update=changes)
 
 
 def each_sequence(pages: Sequence[Page], context: int) -> tuple[Page, ...]:
@@ -89,29 +97,14 @@ def run(seed: int, rounds: int, spec: RunSpec, shards: Shards) -> list[Row]:
                 count=spec.pages_per_round,
             )
             taken = pages_of(kind, peer, round, own[name], spec)
-            lesson, steps, batch = cut(kind, sequences(shards.train, taken, context), spec)
-            # The schedule follows the rounds: its step is the round times the steps of one.
-            scale = steps / spec.inner.steps
-            inner = spec.inner.model_copy(
-                update={
-                    "steps": steps,
-                    "sequences": batch,
-                    "warmup_steps": int(spec.inner.warmup_steps * scale),
-                    "decay_steps": int(spec.inner.decay_steps * scale),
-                }
-            )
+            lesson, inner = cut(kind, sequences(shards.train, taken, context), spec)
             miners[name].inner_round(lesson, inner=inner)
             updates[name] = miners[name].compress()
         passed = {peers[name]: Submission(peers[name], round, judge.digest(), updates[name]) for name in names}
         scales = bounded(passed, judge.outer)
         pages = Draw("unassigned", run_id, round).distinct(spec.num_pages, UNASSIGNED)
         nobodys = tuple(Page(page_at(page, spec.page_tokens).first, context) for page in sorted(pages))
-        parts = {
-            name: tuple(
-                Page(page.first + at, context) for page in own[name] for at in range(0, page.num_tokens, context)
-            )[:trained]
-            for name in names
-        }
+        parts = {name: each_sequence(own[name], context)[:trained] for name in names}
         wanted = [(by, name, parts[name]) for by in names for name in names if by == name or by in full]
         wanted += [(name, "", nobodys) for name in names]
         with Prober(judge, shards.train, spec.gauntlet.probe_step) as prober:
@@ -124,23 +117,26 @@ def run(seed: int, rounds: int, spec: RunSpec, shards: Shards) -> list[Row]:
             (by, name): [was - now for was, now in zip(before[where], after[by, name], strict=True)]
             for by, name, where in wanted
         }
-        for name, kind in zip(names, KINDS, strict=True):
-            against = [other for other in full if other != name][:3]
-            rows.append(
-                {
-                    "seed": seed,
-                    "round": round,
-                    "kind": kind,
-                    "score": fmean(found[name, ""]),
-                    "assigned": leads(found[name, name], [found[other, name] for other in against]),
-                    "unassigned": leads(found[name, ""], [found[other, ""] for other in against]),
-                }
-            )
+        rows += [{"seed": seed, "round": round} | row for row in compared(names, full, found)]
         chosen = [updates[name] for name in full]
         for replica in (*miners.values(), judge):
             replica.outer_step(chosen, alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
         sys.stderr.write(f"seed {seed} round {round} loss {held_out_loss(judge, shards, 64):.3f}\n")
     return rows
+
+
+def compared(
+    names: Sequence[str], full: Sequence[str], found: Mapping[tuple[str, str], Sequence[float]]
+) -> Iterator[Row]:
+    """Every peer against the full workers. found: by peer, by how much the losses of a lesson fell; "": nobody's."""
+    for name, kind in zip(names, KINDS, strict=True):
+        against = [other for other in full if other != name][:3]
+        yield {
+            "kind": kind,
+            "score": fmean(found[name, ""]),
+            "assigned": leads(found[name, name], [found[other, name] for other in against]),
+            "unassigned": leads(found[name, ""], [found[other, ""] for other in against]),
+        }
 
 
 def gaps(row: Row, count: int, random: Random) -> dict[str, float]:

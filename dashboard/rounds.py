@@ -283,21 +283,28 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
     round as it was then."""
     seconds = {phase: _number(event["seconds"][phase]) for phase in PHASES if phase in event.get("seconds", {})}
     decided = _count(event["decided"]) if event.get("decided") is not None else None
+    if kind in NODE_KINDS:
+        _fold_node(one, node, kind, event)
+    elif kind in VALIDATOR_KINDS:
+        _fold_validator(one, node, kind, event)
+    else:
+        _fold_outside(one, node, kind, event)
+    if decided is not None and kind in ("applied", "agreed"):
+        one.block[node] = decided
+    if node in one.not_set:
+        one.faults[node] = one.not_set[node]
+    if seconds:
+        one.seconds[node] = one.seconds.get(node, {}) | seconds
+
+
+def _fold_node(one: Round, node: str, kind: str, event: Event) -> None:
+    """What every node says of itself."""
     match kind:
         case "trained":
             if event["loss"] is not None:
                 one.trained[node] = _number(event["loss"])
         case "published":
             one.payload_bytes = one.sent[node] = _count(event["payload_bytes"])
-        case "held_out":
-            one.held_out[node] = _number(event["val_loss"])
-        case "tested":
-            if node != EVALUATIONS:
-                raise ValueError(node)
-            loss = _number(event["loss"])
-            metrics = [(task, name, value) for task, found in event["tasks"].items() for name, value in found.items()]
-            tasks = {f"{_text(task)} {_text(name)}": _number(value) for task, name, value in metrics[:MOST_METRICS]}
-            one.tested = {"loss": loss, "tasks": tasks}
         case "applied":
             contributing = tuple(_text(peer) for peer in event["contributing"])
             void, theta, guess = bool(event["void"]), _text(event["theta"]), event.get("guess")
@@ -310,20 +317,19 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             trained = sum(seconds for name, _, seconds in spent if name == "compute")
             if trained and whole:
                 one.computed[node] = min(1.0, trained / whole)
-        case "agreed":
-            contributing = tuple(_text(peer) for peer in event["contributing"])
-            void, committed = bool(event["void"]), event["committed"]
-            cause = _text(event["cause"]) if event.get("cause") is not None else None
-            if committed is not None:
-                one.passed[node] = tuple(_text(peer) for peer in committed)
-                one.active[node] = len(one.passed[node])
-            one.contributing[node], one.void[node], one.cause = contributing, void, cause
-        case "word_posted":
-            one.said[node] = _said(event)
-        case "stated":
-            one.theta[node] = _text(event["theta"])
-        case "unread":
-            one.unread[node] = _text(event["why"])
+        case "interrupted":
+            one.faults[node] = f"broke off: {_text(event['fault'])}"
+        case "not_followed":
+            one.faults[node] = f"could not follow the round: {_text(event['reason'])}"
+        case "weights_not_taken":
+            one.not_set[node] = f"the chain refused its weights: {_text(event['code'])}"
+
+
+def _fold_validator(one: Round, node: str, kind: str, event: Event) -> None:
+    """What a validator says of the round."""
+    match kind:
+        case "held_out":
+            one.held_out[node] = _number(event["val_loss"])
         case "checked":
             rejected, passed = _texts(event["rejected"]), tuple(_text(peer) for peer in event["passed"])
             one.active[node] = _count(event["active"])
@@ -331,6 +337,8 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
         case "ranked":
             first, standing = tuple(_text(peer) for peer in event["contributing"]), _texts(event["standing"])
             one.first[node], one.standing[node] = first, standing
+        case "word_posted":
+            one.said[node] = _said(event)
         case "reported":
             stake = _number(event["stake"]) if "stake" in event else None
             set_in = _count(event["set_in"]) if event.get("set_in") is not None else None
@@ -342,22 +350,34 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             one.unread.pop(node, None)
         case "unobserved":
             one.unobserved[node] = _text(event["why"])
-        case "interrupted":
-            one.faults[node] = f"broke off: {_text(event['fault'])}"
-        case "not_followed":
-            one.faults[node] = f"could not follow the round: {_text(event['reason'])}"
         case "weights":
             one.set_in[node] = _count(event["block"])
-        case "weights_not_taken":
-            one.not_set[node] = f"the chain refused its weights: {_text(event['code'])}"
         case "weights_refused":
             one.not_set[node] = "its weights do not stand on chain as they were set"
-    if decided is not None and kind in ("applied", "agreed"):
-        one.block[node] = decided
-    if node in one.not_set:
-        one.faults[node] = one.not_set[node]
-    if seconds:
-        one.seconds[node] = one.seconds.get(node, {}) | seconds
+
+
+def _fold_outside(one: Round, node: str, kind: str, event: Event) -> None:
+    """What was read of chain and buckets, and of evaluations."""
+    match kind:
+        case "agreed":
+            contributing = tuple(_text(peer) for peer in event["contributing"])
+            void, committed = bool(event["void"]), event["committed"]
+            cause = _text(event["cause"]) if event.get("cause") is not None else None
+            if committed is not None:
+                one.passed[node] = tuple(_text(peer) for peer in committed)
+                one.active[node] = len(one.passed[node])
+            one.contributing[node], one.void[node], one.cause = contributing, void, cause
+        case "stated":
+            one.theta[node] = _text(event["theta"])
+        case "unread":
+            one.unread[node] = _text(event["why"])
+        case "tested":
+            if node != EVALUATIONS:
+                raise ValueError(node)
+            loss = _number(event["loss"])
+            metrics = [(task, name, value) for task, found in event["tasks"].items() for name, value in found.items()]
+            tasks = {f"{_text(task)} {_text(name)}": _number(value) for task, name, value in metrics[:MOST_METRICS]}
+            one.tested = {"loss": loss, "tasks": tasks}
 
 
 def _reported(one: Round, node: str, peers: Mapping[str, Mapping[str, Any]]) -> None:

@@ -162,6 +162,53 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
     twice."""
     if outcome.round <= book.round:
         raise ValueError(f"round {outcome.round} cannot be folded into a book of round {book.round}")
+    found = _findings(book, outcome, spec)
+    peers = _folded(book, outcome, found, spec)
+    usual_score, score_variance = found.scores.push(book.usual_score, book.score_variance, spec.unit_decay)
+    usual_progress, progress_variance = found.progress.push(
+        book.usual_progress, book.progress_variance, spec.unit_decay
+    )
+    remembered = sorted({*book.remembered, *outcome.checked.remember})
+    return ScoreBook(
+        outcome.round,
+        {peer: peers[peer] for peer in sorted(peers)},
+        book.unit.push(found.unit, spec.unit_decay) if found.evaluated else book.unit,
+        usual_score,
+        score_variance,
+        usual_progress,
+        progress_variance,
+        tuple(past for past in remembered if is_kept(past, outcome.round, peers, spec)),
+        max(0.0, book.unobserved - REGAINED),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """One measurement of a round: of each peer, the usual one of the honest, and how much theirs differ (squared)."""
+
+    mine: Mapping[PeerId, float]
+    usual: float
+    variance: float
+
+    def push(self, usual: Average, variance: Average, decay: float) -> tuple[Average, Average]:
+        """The averages of what is usual, with this round in them where it measured anybody."""
+        if not self.mine:
+            return usual, variance
+        return usual.push(self.usual, decay), variance.push(self.variance, decay)
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What a round says of the peers. unit: the honest gap. failed: who is at fault."""
+
+    evaluated: Mapping[PeerId, Evaluation]
+    unit: float
+    scores: _Track
+    progress: _Track
+    failed: frozenset[PeerId]
+
+
+def _findings(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> _Findings:
     checked = outcome.checked
     evaluated = {peer: outcome.evaluations[peer] for peer in sorted(outcome.evaluations)}
     gaps = {peer: evaluation.gap for peer, evaluation in evaluated.items()}
@@ -173,70 +220,80 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
     trusted_scores = [scores[peer] for peer in good]
     usual_score = usual(trusted_scores, [scores[peer] for peer in alone], book.usual_score)
     copies = {peer for peer in evaluated if peer in checked.twins and gaps[peer] < SHOWN * unit}
-    failed = checked.committed & set(checked.rejected) | copies
-    score_variance = usual_variance(trusted_scores, book.score_variance)
+    return _Findings(
+        evaluated,
+        unit,
+        _Track(scores, usual_score, usual_variance(trusted_scores, book.score_variance)),
+        _progress(book, outcome),
+        frozenset(checked.committed & set(checked.rejected) | copies),
+    )
+
+
+def _progress(book: ScoreBook, outcome: RoundOutcome) -> _Track:
     moved = {peer: outcome.progress[peer] for peer in sorted(outcome.progress) if peer in book.peers}
     usual_progress = usual(moved.values(), moved.values(), book.usual_progress)
     if usual_progress <= 0.0:
         moved = {}  # the honest go apart: a round that says nothing of anybody's work
-    progress_variance = usual_variance(moved.values(), book.progress_variance)
+    return _Track(moved, usual_progress, usual_variance(moved.values(), book.progress_variance))
 
-    seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing, *moved})
+
+def _folded(
+    book: ScoreBook, outcome: RoundOutcome, found: _Findings, spec: GauntletSpec
+) -> Mapping[PeerId, PeerRecord]:
+    """Every record after the round."""
+    checked, evaluated = outcome.checked, found.evaluated
+    seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing, *found.progress.mine})
     peers = dict(book.peers) | {p: PeerRecord(first_seen=outcome.round) for p in seen if p not in book.peers}
     ratings = rate(
-        {peer: peers[peer].rating for peer in {*evaluated, *failed}},
+        {peer: peers[peer].rating for peer in {*evaluated, *found.failed}},
         {peer: evaluation.score.unassigned for peer, evaluation in evaluated.items()},
-        failed,
+        found.failed,
         spec.rating_band,
     )
     for peer in seen:
         record = peers[peer]
-        if peer in failed:
+        if peer in found.failed:
             record = replace(record, faults=record.faults + 1, penalty=min(1.0, record.penalty + spec.fault_penalty))
         elif peer in checked.passed:
             record = replace(record, penalty=record.penalty * 0.75)
-        if peer in evaluated:
-            record = replace(
-                record,
-                gaps=record.gaps.push(gaps[peer], spec.proof_decay),
-                units=record.units.push(unit, spec.proof_decay),
-                scores=record.scores.push(scores[peer], spec.score_decay),
-                usual_scores=record.usual_scores.push(usual_score, spec.score_decay),
-                score_variances=record.score_variances.push(score_variance, spec.score_decay),
-                assigned_scores=record.assigned_scores.push(_score(evaluated[peer].score.assigned), spec.score_decay),
-                evaluations=record.evaluations + 1,
-                last_evaluated=outcome.round,
-            )
-        if peer in moved:
-            record = replace(
-                record,
-                progress=record.progress.push(moved[peer], spec.score_decay),
-                usual_progress=record.usual_progress.push(usual_progress, spec.score_decay),
-                progress_variances=record.progress_variances.push(progress_variance, spec.score_decay),
-            )
-        record = replace(
-            record,
+        peers[peer] = replace(
+            _measured(record, peer, outcome.round, found, spec),
             rating=ratings.get(peer, record.rating),
             contributed=record.contributed + (peer in outcome.contributing),
         )
-        peers[peer] = record
     present = {*checked.passed, *outcome.contributing}
     unknown = outcome.unseen - present
     if present:  # else something kept everybody out
         peers = {p: record if p in unknown else _there(record, p in present) for p, record in peers.items()}
+    return peers
 
-    remembered = sorted({*book.remembered, *checked.remember})
-    return ScoreBook(
-        outcome.round,
-        {peer: peers[peer] for peer in sorted(peers)},
-        book.unit.push(unit, spec.unit_decay) if evaluated else book.unit,
-        book.usual_score.push(usual_score, spec.unit_decay) if evaluated else book.usual_score,
-        book.score_variance.push(score_variance, spec.unit_decay) if evaluated else book.score_variance,
-        book.usual_progress.push(usual_progress, spec.unit_decay) if moved else book.usual_progress,
-        book.progress_variance.push(progress_variance, spec.unit_decay) if moved else book.progress_variance,
-        tuple(past for past in remembered if is_kept(past, outcome.round, peers, spec)),
-        max(0.0, book.unobserved - REGAINED),
-    )
+
+def _measured(record: PeerRecord, peer: PeerId, round: int, found: _Findings, spec: GauntletSpec) -> PeerRecord:
+    """The record with what the round measured of its peer."""
+    scores, progress = found.scores, found.progress
+    if peer in found.evaluated:
+        evaluation = found.evaluated[peer]
+        usual_scores, variances = scores.push(record.usual_scores, record.score_variances, spec.score_decay)
+        record = replace(
+            record,
+            gaps=record.gaps.push(evaluation.gap, spec.proof_decay),
+            units=record.units.push(found.unit, spec.proof_decay),
+            scores=record.scores.push(scores.mine[peer], spec.score_decay),
+            usual_scores=usual_scores,
+            score_variances=variances,
+            assigned_scores=record.assigned_scores.push(_score(evaluation.score.assigned), spec.score_decay),
+            evaluations=record.evaluations + 1,
+            last_evaluated=round,
+        )
+    if peer in progress.mine:
+        usual_progress, variances = progress.push(record.usual_progress, record.progress_variances, spec.score_decay)
+        record = replace(
+            record,
+            progress=record.progress.push(progress.mine[peer], spec.score_decay),
+            usual_progress=usual_progress,
+            progress_variances=variances,
+        )
+    return record
 
 
 def _there(record: PeerRecord, present: bool) -> PeerRecord:

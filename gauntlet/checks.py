@@ -75,54 +75,47 @@ class Checked:
     broken: Mapping[PeerId, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an honest submission of the round agrees with.
+
+    theta: our digest at the round's start. sync_proof: the proof of being in sync that follows from our theta. outer:
+    the outer state at the round's start. commit_hash: of block D."""
+
+    spec: RunSpec
+    run: Digest
+    round: int
+    theta: Digest
+    clock: Clock
+    sync_proof: Callable[[PeerId], Digest]
+    outer: OuterState
+    commit_hash: Digest
+
+    @property
+    def commit_by(self) -> int:
+        """Block D."""
+        return self.clock.commit_by(self.round)
+
+
 def fast_checks(
-    spec: RunSpec,
-    run: Digest,
-    round: int,
-    theta: Digest,
-    gathered: Sequence[Gathered],
-    *,
-    doors: Doors,
-    clock: Clock,
-    expected_proof: Callable[[PeerId], Digest],
-    outer_state: OuterState,
-    commit_hash: Digest,
-    history: Iterable[Sketch] = (),
+    expected: Expected, gathered: Sequence[Gathered], doors: Doors, history: Iterable[Sketch] = ()
 ) -> Checked:
-    """Judge every peer of the round. `theta` is our digest at the round's start, `expected_proof` gives the proof of
-    being in sync that follows from our theta. `commit_hash`: of block D. `history`: earlier payloads, by the sample
-    that this hash draws. Nothing that a peer sent raises or changes another peer's result."""
+    """Judge every peer of the round. `history`: earlier payloads, by the sample that block D's hash draws. Nothing that
+    a peer sent raises or changes another peer's result."""
+    spec, round = expected.spec, expected.round
     broken: dict[PeerId, str] = {}
-
-    def judged(item: Gathered) -> Submission | Rejection:
-        peer = item.peer.id
-        try:
-            envelope, ciphertext = _sealed(item, spec, round, clock, doors)
-            plaintext = _unsealed(item, envelope, ciphertext, run, round, theta, doors, expected_proof)
-            submission = ops.parse_submission(peer, round, plaintext, spec.layout)
-            submission.update.digest  # noqa: B018 - hashed here, where peers may be judged beside each other
-            return submission
-        except InvalidSubmission as fault:
-            return Rejection(peer, fault.reason, fault.detail)
-        except Exception as fault:  # noqa: BLE001
-            # The one place that isolates a hostile peer: bytes that break a check must not end the round for others.
-            detail = f"a check of ours failed on these bytes with {type(fault).__name__}"
-            *_, last = extract_tb(fault.__traceback__)
-            broken[peer] = f"{type(fault).__name__} in {last.name}, {PurePath(last.filename).name}:{last.lineno}"
-            return Rejection(peer, Reason.MALFORMED, detail)
-
     opened: dict[PeerId, Submission] = {}
     rejected: dict[PeerId, Rejection] = {}
     by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
-    for found in doors.each(judged, by_hotkey):
+    for found in doors.each(lambda item: _judged(item, expected, doors, broken), by_hotkey):
         if isinstance(found, Rejection):
             rejected[found.peer] = found
         else:
             opened[found.peer] = found
-    for peer, detail in _out_of_bounds(opened, outer_state.whole, spec.gauntlet.norm_factor).items():
+    for peer, detail in _out_of_bounds(opened, expected.outer.whole, spec.gauntlet.norm_factor).items():
         rejected[peer] = Rejection(peer, Reason.NORM, detail)
     valid = {peer: submission for peer, submission in opened.items() if peer not in rejected}
-    sample = Sample(spec.layout, commit_hash)
+    sample = Sample(spec.layout, expected.commit_hash)
     updates = {peer: submission.update for peer, submission in valid.items()}
     sketches = {p: Sketch(p, round, update.digest, sample.excerpt(update.records)) for p, update in updates.items()}
     copies = find_copies(sample, sketches, history, spec.gauntlet)
@@ -131,7 +124,7 @@ def fast_checks(
     return Checked(
         passed={peer: submission for peer, submission in valid.items() if peer not in rejected},
         rejected={item.peer.id: rejected[item.peer.id] for item in by_hotkey if item.peer.id in rejected},
-        committed=frozenset(who_committed((item.peer for item in gathered), round, clock.commit_by(round))),
+        committed=frozenset(who_committed((item.peer for item in gathered), round, expected.commit_by)),
         twins=copies.twins,
         # A re-posted payload is known already; kept under a second name it would pass for its poster's own.
         remember={
@@ -141,16 +134,35 @@ def fast_checks(
     )
 
 
-def _sealed(item: Gathered, spec: RunSpec, round: int, clock: Clock, doors: Doors) -> tuple[Envelope, memoryview]:
+def _judged(item: Gathered, expected: Expected, doors: Doors, broken: dict[PeerId, str]) -> Submission | Rejection:
+    """One peer by itself. A check that its bytes break goes into `broken`."""
+    peer = item.peer.id
+    try:
+        envelope, ciphertext = _sealed(item, expected, doors)
+        plaintext = _unsealed(item, envelope, ciphertext, expected, doors)
+        submission = ops.parse_submission(peer, expected.round, plaintext, expected.spec.layout)
+        submission.update.digest  # noqa: B018 - hashed here, where peers may be judged beside each other
+        return submission
+    except InvalidSubmission as fault:
+        return Rejection(peer, fault.reason, fault.detail)
+    except Exception as fault:  # noqa: BLE001
+        # The one place that isolates a hostile peer: bytes that break a check must not end the round for others.
+        detail = f"a check of ours failed on these bytes with {type(fault).__name__}"
+        *_, last = extract_tb(fault.__traceback__)
+        broken[peer] = f"{type(fault).__name__} in {last.name}, {PurePath(last.filename).name}:{last.lineno}"
+        return Rejection(peer, Reason.MALFORMED, detail)
+
+
+def _sealed(item: Gathered, expected: Expected, doors: Doors) -> tuple[Envelope, memoryview]:
     """The envelope that the peer committed to and signed, and the ciphertext that belongs to it (without a copy)."""
-    promise = commitment(item.peer, round, clock.commit_by(round))
+    promise, object_bytes = commitment(item.peer, expected.round, expected.commit_by), expected.spec.object_bytes
     if promise is None:
         if item.late:
-            raise InvalidSubmission(Reason.LATE, f"committed after block {clock.commit_by(round)}")
-        raise InvalidSubmission(Reason.MISSING, f"no commitment by block {clock.commit_by(round)}")
+            raise InvalidSubmission(Reason.LATE, f"committed after block {expected.commit_by}")
+        raise InvalidSubmission(Reason.MISSING, f"no commitment by block {expected.commit_by}")
     size = item.wrong_size if item.payload is None else len(item.payload)
-    wrong_size = InvalidSubmission(Reason.WRONG_SIZE, f"{size} bytes, expected {spec.object_bytes}")
-    if size not in (None, spec.object_bytes, ENVELOPE_BYTES):
+    wrong_size = InvalidSubmission(Reason.WRONG_SIZE, f"{size} bytes, expected {object_bytes}")
+    if size not in (None, object_bytes, ENVELOPE_BYTES):
         raise wrong_size
     if item.payload is None:
         raise InvalidSubmission(Reason.MISSING, "the committed object could not be read")
@@ -165,24 +177,16 @@ def _sealed(item: Gathered, spec: RunSpec, round: int, clock: Clock, doors: Door
         raise InvalidSubmission(Reason.UNSIGNED, "the envelope names another hotkey")
     if not doors.verify(item.peer.id, envelope.signed_part, envelope.signature):
         raise InvalidSubmission(Reason.UNSIGNED, "the envelope's signature is not the hotkey's")
-    if size != spec.object_bytes:
+    if size != object_bytes:
         raise wrong_size
     if sections_root(ciphertext) != envelope.root:
         raise InvalidSubmission(Reason.MISSING, "the ciphertext is not the one that the committed envelope names")
     return envelope, ciphertext
 
 
-def _unsealed(
-    item: Gathered,
-    envelope: Envelope,
-    ciphertext: memoryview,
-    run: Digest,
-    round: int,
-    theta: Digest,
-    doors: Doors,
-    expected_proof: Callable[[PeerId], Digest],
-) -> Records:
+def _unsealed(item: Gathered, envelope: Envelope, ciphertext: memoryview, expected: Expected, doors: Doors) -> Records:
     """The plaintext of a peer that is in sync."""
+    run, round, theta = expected.run, expected.round, expected.theta
     if envelope.run != run:
         raise InvalidSubmission(Reason.WRONG_RUN, "the envelope is made for another run")
     if envelope.round != round:
@@ -193,7 +197,7 @@ def _unsealed(
     plaintext = doors.unseal(envelope, reveal.key, ciphertext)
     if plaintext[:DIGEST_BYTES] != theta:
         raise InvalidSubmission(Reason.OUT_OF_SYNC, f"trained from theta {plaintext[:4].hex()}, not {theta[:4].hex()}")
-    if reveal.proof != expected_proof(item.peer.id):
+    if reveal.proof != expected.sync_proof(item.peer.id):
         raise InvalidSubmission(Reason.OUT_OF_SYNC, "the proof of being in sync is wrong")
     return plaintext
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 from gauntlet.book import PeerRecord, ScoreBook
-from gauntlet.checks import Checked, Gathered, fast_checks
+from gauntlet.checks import Checked, Expected, Gathered, fast_checks
 from gauntlet.commitment import commitment, is_late
 from gauntlet.evaluation import Evaluation
 from gauntlet.facts import Claim, Facts
@@ -77,19 +77,17 @@ class Replay:
     def _checked(self) -> Checked:
         facts = self.facts
         unknown = Digest(bytes(32))
-        return fast_checks(
+        expected = Expected(
             self.spec,
             facts.run.id,
             facts.round,
             facts.theta,
-            list(self.examined.values()),
-            doors=facts.doors,
-            clock=facts.run.clock,
-            expected_proof=facts.state.sync_proof if facts.state is not None else lambda peer: unknown,
-            outer_state=facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
-            commit_hash=facts.commit_hash,
-            history=self.claim.sketches,
+            facts.run.clock,
+            facts.state.sync_proof if facts.state is not None else lambda peer: unknown,
+            facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
+            facts.commit_hash,
         )
+        return fast_checks(expected, list(self.examined.values()), facts.doors, self.claim.sketches)
 
     @property
     def whole(self) -> bool:

@@ -10,7 +10,7 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gauntlet.average import Average
-from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json, trusted
+from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, from_json, to_json, trusted
 from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
 from gauntlet.remembered import Remembered, compared, guides, looked_at
@@ -34,7 +34,7 @@ from protocol.types import (
 )
 
 if TYPE_CHECKING:
-    from gauntlet.checks import Checked, Gathered
+    from gauntlet.checks import Gathered
 
 E = TypeVar("E", Reason, Standing, Unobserved)
 
@@ -157,19 +157,17 @@ class Report:
 
 
 def round_report(
-    round: int,
+    outcome: RoundOutcome,
     peers: Iterable[Peer],
     gathered: "Iterable[Gathered]",
-    checked: "Checked",
     ranking: Ranking,
-    evaluations: Mapping[PeerId, Evaluation],
-    progress: Mapping[PeerId, float],
     before: ScoreBook,
     after: ScoreBook,
     paid: Paid,
     unobserved: Unobserved | None = None,
 ) -> Report:
     """Return the report of a round as it was played. `peers`: all registered at D; `before` and `after` its fold."""
+    checked = outcome.checked
     reveals = {item.peer.id: item.reveal for item in gathered}
     payloads = {kept.peer: kept.payload for kept in checked.remember}
     rows: dict[PeerId, Row] = {}
@@ -182,14 +180,14 @@ def round_report(
             detail=rejection.detail if rejection is not None else "",
             standing=ranking.standing.get(peer.id),
             contributing=peer.id in ranking.contributing,
-            evaluation=evaluations.get(peer.id),
-            progress=progress.get(peer.id),
+            evaluation=outcome.evaluations.get(peer.id),
+            progress=outcome.progress.get(peer.id),
             reveal=reveals.get(peer.id),
             payload=payloads.get(peer.id),
             twins=tuple(sorted(checked.twins.get(peer.id, ()))),
         )
     gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
-    return Report(round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid, unobserved)
+    return Report(outcome.round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid, unobserved)
 
 
 def _of(book: ScoreBook, peers: Collection[PeerId]) -> ScoreBook:

@@ -20,7 +20,7 @@ from node.fetch.payloads import gather_pinned
 from node.node import Node
 from node.program.assemble import on_ranks
 from node.program.process import log_to_stderr, run_program
-from node.state.store import SealedRound
+from node.state.saved import SealedRound
 from protocol.assignment import Draw, page_at
 from protocol.errors import ConfigError, StorageError
 from protocol.messages import ENVELOPE_BYTES

@@ -17,7 +17,8 @@ from gauntlet.commitment import commitment
 from node.chain.follower import Follower
 from node.chain.subnet_terms import SubnetTerms
 from node.config.adapters import Doors
-from node.fetch.payloads import Lacking, Opened, gather_pinned, prefetch
+from node.fetch.opening import Opened
+from node.fetch.payloads import Lacking, gather_pinned, prefetch
 from node.state.node_state import NodeState
 from node.sync import run_discovery as runs
 from node.sync.amendments import adopted, follow, settle

@@ -4,7 +4,7 @@ The model is opened once; tasks of equally many shots are one call. Seeds, promp
 command line gives the same numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
@@ -75,21 +75,14 @@ def evaluate(
     `shots` and `metrics`. include: a folder with tasks of one's own. limit: of documents of a task. chat: with the
     tokenizer's chat template. Raises ConfigError for unknown tasks and without the extra."""
     require()
-    if include is not None and not include.is_dir():
-        raise ConfigError(f"--include: {include} is no folder of tasks")
     for name, value in (("--limit", limit), ("--batch", batch)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, expected 1 or more")
     import torch
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=str(include) if include is not None else None)
-    for name in tasks:
-        if name not in manager.all_tasks:
-            close = get_close_matches(name, manager.all_tasks, n=1)
-            raise ConfigError(f"lm-eval has no task {name[:80]!r}" + (f"; did you mean {close[0]}?" if close else ""))
+    manager = _manager(tasks, include)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")  # lm-eval takes no None
     model = HFLM(pretrained=str(folder), dtype="auto", batch_size=batch, device=chosen)
     if chat and model.tokenizer.chat_template is None:
@@ -123,6 +116,20 @@ def evaluate(
         "limit": limit,
         "results": results,
     }
+
+
+def _manager(tasks: Iterable[str], include: Path | None) -> Any:
+    """lm-eval's TaskManager, which knows all of these tasks. Raises ConfigError."""
+    from lm_eval.tasks import TaskManager
+
+    if include is not None and not include.is_dir():
+        raise ConfigError(f"--include: {include} is no folder of tasks")
+    manager = TaskManager(include_path=str(include) if include is not None else None)
+    for name in tasks:
+        if name not in manager.all_tasks:
+            close = get_close_matches(name, manager.all_tasks, n=1)
+            raise ConfigError(f"lm-eval has no task {name[:80]!r}" + (f"; did you mean {close[0]}?" if close else ""))
+    return manager
 
 
 def table(found: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from node.chain.follower import Follower
 from node.config.adapters import Doors
 from node.fetch.payloads import gather_pinned
 from node.fetch.sources import Sources
-from node.state.store import Snapshot
+from node.state.saved import Snapshot
 from node.sync.amendments import adopted
 from node.sync.catchup import ASK_SECONDS, DOWNLOADS_TRIED, at_commit, holders_of_genesis
 from node.sync.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all

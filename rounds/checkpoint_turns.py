@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cluster.turns import turns
 from node.cluster.ledger import CALL_SECONDS
 from node.cluster.rejoin import SLOWEST_BYTES, newest_shown
-from node.state.store import Snapshot
+from node.state.saved import Snapshot
 from protocol import keys
 from protocol.errors import StorageError
 from protocol.types import DIGEST_BYTES, Digest

@@ -12,7 +12,7 @@ from loguru import logger
 
 from node.node import Node
 from node.state.node_state import NodeState
-from node.state.store import Snapshot
+from node.state.saved import Snapshot
 from node.sync.checkpoints import (
     CHECKPOINTS_KEPT,
     DOCUMENT_MAX_BYTES,

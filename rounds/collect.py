@@ -1,6 +1,6 @@
 """Collecting: what every peer left by block V, its sealed bytes and its key (docs/protocol.md section 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gauntlet.book import ScoreBook
@@ -11,8 +11,8 @@ from gauntlet.selection import in_order
 from node.fetch.payloads import collect_keys, collect_pinned
 from node.node import Node
 from node.telemetry.events import round_seconds
-from protocol.types import Peer
-from storage.exchange import Fault
+from protocol.types import Digest, Peer, PeerId
+from storage.exchange import Data, Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +53,8 @@ class Collector:
         node, clock = self.node, self.node.clock
         last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
-        order = in_order(book, promised, node.doors.chain.header(last).hash)
-        sources, run = node.sources(last), node.run.id
-
-        def seconds_left() -> float:
-            return node.seconds_until(reveal_by)
-
         with node.state.timeline.begin("gather") as watch:
-            fetching = collect_pinned(
-                node.run.spec_at(round),
-                run,
-                round,
-                [(peer, promised[peer]) for peer in order],
-                sources,
-                node.doors.verify,
-                seconds_left=seconds_left,
-                cache=node.state.cache,  # what is selected is not fetched again
-                time=node.time,
-            )
-            try:
-                reveals = collect_keys(
-                    run,
-                    round,
-                    order,
-                    sources,
-                    node.doors.verify,
-                    seconds_left=seconds_left,
-                    cache=node.state.cache,
-                    time=node.time,
-                )
-                sealed = fetching.outcome()
-            finally:
-                fetching.stop()
+            sealed, reveals = self.fetch(round, promised, book)
         node.wait_for(reveal_by, f"the keys of round {round}")
         at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
         gathered = []
@@ -109,3 +79,40 @@ class Collector:
             seconds={"gather": round_seconds(watch.seconds)},
         )
         return gathered
+
+    def fetch(
+        self, round: int, promised: Mapping[PeerId, Digest], book: ScoreBook
+    ) -> tuple[Mapping[PeerId, Data | Fault], Mapping[PeerId, bytes]]:
+        """Sealed objects and keys of these peers, as far as there is time for them."""
+        node, clock, run = self.node, self.node.clock, self.node.run.id
+        last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
+        order, sources = in_order(book, promised, node.doors.chain.header(last).hash), node.sources(last)
+
+        def seconds_left() -> float:
+            return node.seconds_until(reveal_by)
+
+        fetching = collect_pinned(
+            node.run.spec_at(round),
+            run,
+            round,
+            [(peer, promised[peer]) for peer in order],
+            sources,
+            node.doors.verify,
+            seconds_left=seconds_left,
+            cache=node.state.cache,  # what is selected is not fetched again
+            time=node.time,
+        )
+        try:
+            reveals = collect_keys(
+                run,
+                round,
+                order,
+                sources,
+                node.doors.verify,
+                seconds_left=seconds_left,
+                cache=node.state.cache,
+                time=node.time,
+            )
+            return fetching.outcome(), reveals
+        finally:
+            fetching.stop()

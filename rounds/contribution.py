@@ -10,9 +10,9 @@ from typing import Any
 from loguru import logger
 
 from node.fetch.concurrency import beside
-from node.fetch.payloads import open_threads
+from node.fetch.opening import open_threads
 from node.state.node_state import NodeState
-from node.state.store import SealedRound
+from node.state.saved import SealedRound
 from node.telemetry.events import Phase, round_seconds
 from protocol import keys
 from protocol.errors import MurmurError, StorageError

@@ -17,7 +17,7 @@ from gauntlet.checks import Gathered
 from gauntlet.commitment import commitment
 from node.fetch.sources import Sources
 from node.node import Node
-from node.state.store import Payload
+from node.state.saved import Payload
 from node.sync.repair_requests import Place, hear_wanted
 from node.telemetry.events import round_seconds
 from protocol.errors import StorageError

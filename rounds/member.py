@@ -18,10 +18,11 @@ from node.cluster.amendments import AmendedSpec
 from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import CALL_SECONDS, Ledger, Patience
 from node.cluster.record_log import RecordLog
-from node.cluster.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis, is_shown
-from node.fetch.payloads import Lacking, fetch_pinned, open_pinned
+from node.cluster.rejoin import SLOWEST_BYTES, begin, is_shown
+from node.fetch.opening import open_pinned
+from node.fetch.payloads import Lacking, fetch_pinned
 from node.state.node_state import NodeState
-from node.state.store import SealedRound
+from node.state.saved import SealedRound
 from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
 from protocol.cluster import GROUP, Claim, ClusterSpec, Record, digest_of
@@ -31,15 +32,12 @@ from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
 from rounds.contribution import Diverged, Work
 from rounds.other_members import OtherMembers
+from rounds.recovery import Recovery
 from rounds.upkeep import Upkeep
 from storage.exchange import Data, Fault
 from training.shards import Shards
 
-LONGEST_PAUSE = 600.0
-"""Seconds between two tries to come to the run's theta: each may fetch the whole model."""
 TOLD_SECONDS = 60.0
-LOST_SILENCES = 6.0
-"""We ask other members so many times `silent_seconds` for what the bucket has lost, before we look for a checkpoint."""
 
 
 class RunElsewhere(OutOfSync):
@@ -69,6 +67,7 @@ class Member:
         self.checkpoints = Checkpoints(MemberShelf(self))
         self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
         self.upkeep = Upkeep(spec, state, ledger, self.log)
+        self.recovery = Recovery(self)
         self.records: list[Record] = []
         """The last ones: what steps take."""
         self.sending = 0.0
@@ -78,12 +77,8 @@ class Member:
         self._trained_at: float | None = None
         self.skipped, self.claimed = -1, (-1, Digest(b""))
         """The last round to which we send nothing; and what we have claimed, since our start."""
-        self.lacking = (-1, 0.0)
-        """The round of which we lack something, and since when."""
         self.doubles = set[tuple[str, int]]()
         """Beats of ours that this process has not written."""
-        self.astray, self.astray_in = 0, -1
-        """How often, and in which round, we held another theta than the run."""
         self.drained = False
         self.ended_at: float | None = None
         """When we had applied the run's last record."""
@@ -160,9 +155,9 @@ class Member:
             self.checkpoints.look()
             self.drained = self.ledger.drained()
         except RunElsewhere as fault:
-            self.start_over(str(fault))
+            self.recovery.start_over(str(fault))
         except Lacking as fault:
-            self.ask(fault)
+            self.recovery.ask(fault)
 
     def play(self, round: int, others: "OtherMembers") -> None:
         """Our own part of a round. What was sealed before a crash is sent as it is, and what was claimed stays."""
@@ -400,40 +395,6 @@ class Member:
             self.apply(state.saved.round, record)
             self.upkeep.have()
         self.pulse.round, self.pulse.step = state.saved.round, 0
-
-    def ask(self, fault: Lacking) -> None:
-        """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long. Raises
-        what it was given while there is none."""
-        if self.lacking[0] != fault.round:
-            self.lacking = fault.round, self.time.now()
-        self.pulse.phase = "join"
-        self.upkeep.ask(fault.round, fault.peers)
-        patience = LOST_SILENCES * self.spec.cluster.silent_seconds
-        if self.time.now() < self.lacking[1] + patience or not from_checkpoint(self.ledger, self.state, fault.round):
-            raise fault
-        self.recall()
-        self.lacking = -1, 0.0
-
-    def start_over(self, why: str) -> None:
-        """Our theta is not the run's: take a checkpoint, whatever we hold. Where that leads to the same theta again,
-        another one is to come first."""
-        self.pulse.phase, round = "join", self.state.saved.round
-        self.astray = self.astray + 1 if self.astray_in == round else 0
-        self.astray_in = round
-        logger.warning("{why}: starting again from a checkpoint", why=why)
-        self.state.events.emit("diverged", round, why=why)
-        if self.astray:
-            logger.error("this machine computes another theta than the run's: look at its memory, its GPU, its release")
-            self.time.sleep(min(LONGEST_PAUSE, self.spec.cluster.silent_seconds * 2 ** min(self.astray, 10)))
-        if from_checkpoint(self.ledger, self.state, -1):
-            self.recall()
-            return
-        if round > self.spec.cluster.keep_rounds:
-            raise StorageError(
-                "nobody shows a checkpoint, and the payloads since theta_0 are gone: keeping what we hold"
-            )
-        from_genesis(self.ledger, self.state)
-        self.recall()
 
     # --- ending ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from loguru import logger
 from gauntlet.commitment import commitment
 from node.chain.follower import RETURN_BLOCKS
 from node.node import Node
-from node.state.store import SealedRound
+from node.state.saved import SealedRound
 from node.sync.checkpoints import kept_from, published_by_most
 from protocol import keys
 from protocol.assignment import assigned

@@ -17,7 +17,7 @@ from gauntlet.weights import differing, is_due, lasting, weights
 from node.chain.follower import RETURN_BLOCKS
 from node.chain.weights_status import Unseen, row_of
 from node.node import Node
-from node.state.store import SentWeights
+from node.state.saved import SentWeights
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import Uid
 

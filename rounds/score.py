@@ -8,7 +8,7 @@ from loguru import logger
 from gauntlet import book
 from gauntlet.agreement import Agreed
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
-from gauntlet.checks import Checked, Doors, Gathered, fast_checks
+from gauntlet.checks import Checked, Doors, Expected, Gathered, fast_checks
 from gauntlet.commitment import is_judged, who_committed
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
@@ -20,7 +20,7 @@ from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample
 from node.fetch.concurrency import beside
-from node.fetch.payloads import open_threads
+from node.fetch.opening import open_threads
 from node.node import Node
 from node.state.payload_history import PayloadHistory
 from node.telemetry.events import round_seconds
@@ -90,25 +90,24 @@ class Scores:
         node = self.node
         commit_hash, spec = node.doors.chain.header(node.clock.commit_by(round)).hash, node.run.spec_at(round)
         candidates = [item for item in gathered if is_judged(item.peer, node.run.first.owner_id)]
-        return fast_checks(
+        doors = Doors(
+            node.doors.verify,
+            lambda envelope, key, data: unseal(envelope, key, data),
+            lambda judge, items: beside(judge, items, open_threads(spec), node.time),
+        )
+        replica = node.state.replica
+        expected = Expected(
             spec,
             node.run.id,
             round,
-            node.state.replica.digest(),
-            candidates,
-            doors=Doors(
-                node.doors.verify,
-                lambda envelope, key, data: unseal(envelope, key, data),
-                lambda judge, items: beside(judge, items, open_threads(spec), node.time),
-            ),
-            clock=node.clock,
-            expected_proof=lambda peer: node.state.replica.sync_proof(commit_hash, peer),
-            outer_state=node.state.replica.outer,
-            commit_hash=commit_hash,
-            history=self.memory.sketches(
-                compared(self.book.remembered, round, spec.gauntlet.copy_rounds), Sample(spec.layout, commit_hash)
-            ),
+            replica.digest(),
+            node.clock,
+            lambda peer: replica.sync_proof(commit_hash, peer),
+            replica.outer,
+            commit_hash,
         )
+        past = compared(self.book.remembered, round, spec.gauntlet.copy_rounds)
+        return fast_checks(expected, candidates, doors, self.memory.sketches(past, Sample(spec.layout, commit_hash)))
 
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
         """Return why this round says nothing about the peers; None if it does."""
@@ -188,7 +187,7 @@ class Scores:
             past = list(self.memory.sketches(named, sample))
             return progress(sample, shown(sample, leading, checked.passed), past, named)
 
-    def fold(
+    def outcome(
         self,
         round: int,
         at_commit: Sequence[Peer],
@@ -196,13 +195,11 @@ class Scores:
         evaluations: Mapping[PeerId, Evaluation],
         decision: Agreed,
         found: Mapping[PeerId, float],
-    ) -> None:
-        """Fold the round into the book and save it: ratings survive a crash from here on. `found`: the result of
-        `progress`."""
-        node, last = self.node, self.node.clock.commit_by(round)
-        committed = who_committed(at_commit, round, last)
+    ) -> RoundOutcome:
+        """Return what the round taught. `found`: the result of `progress`."""
+        committed = who_committed(at_commit, round, self.node.clock.commit_by(round))
         named = decision.selection.contributing if decision.selection else ()
-        outcome = RoundOutcome(
+        return RoundOutcome(
             round,
             checked,
             evaluations,
@@ -210,7 +207,11 @@ class Scores:
             found,
             unseen=frozenset(committed - checked.passed.keys() - checked.rejected.keys()),
         )
-        self.memory.keep(round, checked.remember)
+
+    def fold(self, outcome: RoundOutcome) -> None:
+        """Fold the round into the book and save it: ratings survive anything from here on."""
+        node, round = self.node, outcome.round
+        self.memory.keep(round, outcome.checked.remember)
         self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
         node.state.save(book=node.state.store.write(book.to_json(self.book)), scored=round)
         self.memory.prune(self.book.remembered)
@@ -222,23 +223,17 @@ class Scores:
 
     def report(
         self,
-        round: int,
-        at_commit: Sequence[Peer],
-        gathered: Sequence[Gathered],
-        checked: Checked,
+        outcome: RoundOutcome,
+        seen: Seen,
         ranking: Ranking,
-        evaluations: Mapping[PeerId, Evaluation],
-        found: Mapping[PeerId, float],
         before: ScoreBook,
         paid: Paid,
         unobserved: Unobserved | None,
     ) -> None:
         """Publish the signed report in our bucket: the result of every hotkey, and the data for an audit of our
         judgement. If that fails, the round continues without it."""
-        node, spec = self.node, self.node.run.spec_at(round)
-        report = round_report(
-            round, at_commit, gathered, checked, ranking, evaluations, found, before, self.book, paid, unobserved
-        )
+        node, round, spec = self.node, outcome.round, self.node.run.spec_at(outcome.round)
+        report = round_report(outcome, seen.at_commit, seen.gathered, ranking, before, self.book, paid, unobserved)
         data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.doors.signer)
         try:
             publish(

@@ -94,13 +94,14 @@ class Validator:
         pay.read_back()
         before, paid = scores.book, None
         if before.round < round:  # otherwise it was folded before a restart, and judged by another book
+            outcome = scores.outcome(round, at_commit, checked, evaluations, decision, progress)
             if unobserved is None:
-                scores.fold(round, at_commit, checked, evaluations, decision, progress)
+                scores.fold(outcome)
                 paid = pay.pay(round, scores.book, ranking)
             else:
                 scores.pass_over(unobserved)
                 paid = pay.nothing()
-            scores.report(round, at_commit, gathered, checked, ranking, evaluations, progress, before, paid, unobserved)
+            scores.report(outcome, seen, ranking, before, paid, unobserved)
         node.advance(round + 1)
         loss = self.keeper.keep(round)
         self.copies.tell()

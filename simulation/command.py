@@ -7,16 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from simulation.cluster import Result as ClusterResult
+    from simulation.cluster_witness import Result as ClusterResult
     from simulation.invariants import Result
 
 MEMORY = Path("/dev/shm")
@@ -78,14 +78,20 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-def simulate(options: argparse.Namespace) -> "Result":
-    """One run, from its first block to its last round."""
+@dataclass(frozen=True)
+class Stage:
+    """Where one run is played: a folder for the nodes' homes, the file for its history, and who hears of rounds."""
+
+    folder: Path
+    trace: IO[str] | None
+    on_round: Callable[[int], None]
+
+
+@contextmanager
+def staged(options: argparse.Namespace) -> Iterator[Stage]:
+    """One thread, no log, and keys drawn from the seed while the run is played."""
     import torch
     from loguru import logger
-
-    from simulation.faults import Faults
-    from simulation.invariants import Witness
-    from simulation.network import Network
 
     torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -95,10 +101,20 @@ def simulate(options: argparse.Namespace) -> "Result":
         parent = options.folder or (MEMORY if MEMORY.is_dir() else None)
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
         trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
-        witness = Witness(options.rounds, trace)
-        witness.on_round = stack.enter_context(_progress(options.rounds))
+        yield Stage(folder, trace, stack.enter_context(_progress(options.rounds)))
+
+
+def simulate(options: argparse.Namespace) -> "Result":
+    """One run, from its first block to its last round."""
+    from simulation.faults import Faults
+    from simulation.invariants import Witness
+    from simulation.network import Network
+
+    with staged(options) as stage:
+        witness = Witness(options.rounds, stage.trace)
+        witness.on_round = stage.on_round
         network = Network(
-            folder,
+            stage.folder,
             options.seed,
             validators=options.validators,
             miners=options.miners,
@@ -120,21 +136,18 @@ def simulate(options: argparse.Namespace) -> "Result":
 
 def simulate_cluster(options: argparse.Namespace) -> "ClusterResult":
     """A cluster's run, to its last record."""
-    import torch
-    from loguru import logger
+    from simulation.cluster_faults import simulate
 
-    from simulation.cluster import simulate
-
-    torch.set_num_threads(1)
-    with ExitStack() as stack:
-        logger.disable("")
-        stack.callback(logger.enable, "")
-        stack.enter_context(drawn_keys(options.seed))
-        parent = options.folder or (MEMORY if MEMORY.is_dir() else None)
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
-        trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
-        on_round = stack.enter_context(_progress(options.rounds))
-        return simulate(folder, options.seed, options.members, options.rounds, options.faults_per_hour, trace, on_round)
+    with staged(options) as stage:
+        return simulate(
+            stage.folder,
+            options.seed,
+            options.members,
+            options.rounds,
+            options.faults_per_hour,
+            stage.trace,
+            stage.on_round,
+        )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from simulation.faults import CALM_ROUNDS, Incident
 from simulation.learner import START_LOSS
 from simulation.network import Member, Network
 from simulation.oracle import Oracle
-from simulation.world import hash_verify
+from simulation.signer import hash_verify
 
 RECOVERY_ROUNDS = 2.0
 """Rounds within which a restarted node is at the current round again, if no other fault hits it."""

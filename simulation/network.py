@@ -2,34 +2,31 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 from node.config.adapters import Doors
 from node.node import Node
 from node.state.node_state import NodeState
-from node.state.store import Saved, StateStore
+from node.state.store import StateStore
 from node.sync.amendments import settled
-from node.telemetry.events import Events
-from protocol import keys
-from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
+from protocol.spec import ClockSpec, GauntletSpec, RunSpec
 from protocol.types import Digest, PeerId, Pointer, PublicPointer, hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeChain
-from simulation.clock import Clock, Life
+from simulation.clock import Life
 from simulation.hostile import Faces, HostileValidator, TwoFacedMiner
-from simulation.learner import MODEL, NUM_PAGES, PAGE_SEQUENCES, PAGE_TOKENS, Costs, Learner, NoText, Problem
-from simulation.store import Store, StoreBucket
-from simulation.world import HashSigner, World, hash_verify
-from training import checkpoint
+from simulation.learner import MODEL, Costs, Learner, NoText
+from simulation.machine import COMPRESSION, DATA, Machine, Machines, Recorder, inner, transfer_seconds
+from simulation.signer import HashSigner, hash_verify
+from simulation.store import StoreBucket
+from simulation.world import World
 
 OWNER = HashSigner("owner")
 FINALITY_LAG = 3
@@ -45,14 +42,7 @@ CLOCK = ClockSpec(
 )
 """As the presets have it: 17 minutes a round."""
 INNER_SECONDS = 270.0
-LARGE_BYTES = 100_000
-"""What one byte of a payload or of the model's state stands for: a payload of some 200 MB."""
-UP_BYTES, DOWN_BYTES = 110e6 / 8, 500e6 / 8
-"""Bytes a second of everybody's line."""
 CONTRIBUTORS = 4
-STORE_SECONDS = (0.02, 0.2)
-RESTART_SECONDS = (5.0, 20.0)
-"""What a service manager and the program's start take together."""
 STAKE = 1_000_000
 KEEP_BLOCKS = 400
 """What a chain node that keeps no archive still has."""
@@ -75,68 +65,21 @@ class Programs:
 HONEST = Programs()
 
 
-class Recorder(Events):
-    """A node's events, told to the simulation and written nowhere."""
-
-    def __init__(self, tell: Callable[[str, int, dict[str, Any]], None]) -> None:
-        self._tell = tell
-
-    def emit(self, event: str, round: int, **fields: Any) -> None:
-        self._tell(event, round, fields)
-
-
-class Disk(StateStore):
-    """A state folder on a disk that may be full."""
-
-    def __init__(self, member: "Member", run: Digest) -> None:
-        self._member = member
-        super().__init__(member.home, run)
-
-    def commit(self, saved: Saved) -> None:
-        self._require_room()
-        super().commit(saved)
-
-    def write(self, data: bytes | bytearray) -> Digest:
-        self._require_room()
-        return super().write(data)
-
-    def _require_room(self) -> None:
-        if self._member.disk_full:
-            raise ConfigError("the state cannot be written (database or disk is full): make room and start again")
-
-
 @dataclass
-class Member:
-    """One node: what stays when its process dies, and the process."""
+class Member(Machine[Program]):
+    """One node."""
 
-    name: str
     validates: bool
-    home: Path
     signer: HashSigner
     stake: int
-    pace: float
-    """What its inner steps take, as a share of what was planned."""
     hostile: bool = False
     gone: bool = False
     """It has left the run for good."""
     connection: Connection = field(default_factory=Connection)
-    disk_full: int = 0
-    wall_offset: float = 0.0
-    down: int = 0
-    """Faults that keep it from being started."""
-    lives: int = 0
-    life: Life | None = None
-    program: Program | None = None
-    failures: int = 0
-    """How often its program ended by itself, one time after the other, before it stood anywhere."""
 
     @property
     def peer(self) -> PeerId:
         return self.signer.peer
-
-    @property
-    def up(self) -> bool:
-        return self.life is not None and not self.life.dead
 
     @property
     def round(self) -> int:
@@ -161,7 +104,7 @@ class Judges(Mapping[str, Validator | None]):
         return len(self._members)
 
 
-class Network:
+class Network(Machines[Member]):
     """All members of a run, on one clock. `tell` hears every event of every node, in order."""
 
     def __init__(
@@ -179,10 +122,8 @@ class Network:
         """`hostile_stake`: share of all stake that hostile validators hold, the last ones of all; at least one.
         `two_faced`: of the miners, the last ones. There are then as many places as a validator finds workers, or none
         of them would be missed."""
-        self.folder, self.seed, self.tell, self.programs = folder, seed, tell, programs
-        self.random = random.Random(f"network {seed}")
-        self.clock = Clock(seed)
-        self.outside = self.clock.life("world")
+        super().__init__("network", folder, seed, tell)
+        self.programs = programs
         self.world = World(
             f"simulation {seed}".encode(),
             finality_lag=FINALITY_LAG,
@@ -195,18 +136,11 @@ class Network:
             time=self.outside,
         )
         self.blocks = Blocks(self.clock, self.world, seed)
-        self.store = Store()
         self.members: dict[str, Member] = {}
         self.by_hotkey: dict[str, Member] = {}
         owner = self.store.bucket("owner", reader="owner")
-        self.problem = Problem(seed, sum(_numel(shape) for shape in MODEL.shapes().values()))
         places = miners - two_faced + two_faced // validators if two_faced else CONTRIBUTORS
-        provisional = draft_spec(self.world, Digest(bytes(32)), places)
-        state = Learner(provisional, self.problem, self.outside, Costs(0.0), self.random).consensus_state()
-        genesis = checkpoint.save(folder / "genesis", state)
-        for digest, path in checkpoint.blobs(folder / "genesis", genesis):
-            owner.put(keys.blob(digest), path, timeout_seconds=1)
-        self.spec = draft_spec(self.world, genesis, places)
+        self.spec = self.found(owner, lambda genesis: draft_spec(self.world, genesis, places))
         self.run = Run(self.spec)
         self.world.register(OWNER.peer)
         num_hostile = max(1, int(hostile_stake * validators)) if hostile_stake else 0
@@ -226,7 +160,7 @@ class Network:
     def add(self, name: str, *, validates: bool, stake: int, hostile: bool = False, uid: int | None = None) -> Member:
         """Register a new member, at the next free uid or in place of whoever holds `uid`. It is not started."""
         pace = self.random.uniform(0.8, 1.2)
-        member = Member(name, validates, self.folder / name, HashSigner(name), stake, pace, hostile)
+        member = Member(name, self.folder / name, pace, validates, HashSigner(name), stake, hostile)
         self.members[name] = self.by_hotkey[hotkey(member.peer)] = member
         self.store.bucket(name)
         self.world.register(member.peer, stake=stake, validates=validates, uid=uid)
@@ -251,56 +185,17 @@ class Network:
         for member in list(self.members.values()):
             self.start(member)
 
+    def everyone(self) -> Iterable[Member]:
+        return self.members.values()
+
+    def run_id(self) -> Digest:
+        return self.run.id
+
     def start(self, member: Member) -> None:
-        """Start its program on what is in its home, unless it runs."""
-        if member.up or member.down or member.gone:
-            return
-        member.lives += 1
-        member.life = life = self.clock.life(member.name)
-        life.wall_offset = member.wall_offset
-        member.program = None
-        life.start(partial(self._live, member, life), "main")
-        self._told(member, "started", -1, {})
+        if not member.gone:
+            super().start(member)
 
-    def kill(self, member: Member) -> None:
-        """kill -9, unless it is dead."""
-        if member.life is not None and member.up:
-            member.life.kill()
-            self._told(member, "killed", -1, {})
-
-    def wipe(self, member: Member) -> None:
-        """Its home is gone. The process must be dead."""
-        rmtree(member.home, ignore_errors=True)
-
-    def start_later(self, member: Member) -> None:
-        """As a service manager does, which waits longer and longer for what does not start."""
-        seconds = self.random.uniform(*RESTART_SECONDS) * min(2 ** max(0, member.failures - 1), 64)
-        self.clock.at(self.clock.now + seconds, lambda: self.start(member))
-
-    def close(self) -> None:
-        """kill -9 for all, and the end of their threads."""
-        for member in self.members.values():
-            self.kill(member)
-        self.clock.run(self.clock.now)
-        self.clock.close()
-
-    def _live(self, member: Member, life: Life) -> None:
-        disk: StateStore | None = None
-        try:
-            disk = Disk(member, self.run.id)
-            member.program = self._program(member, life, disk)
-            member.program.run()
-        except (MurmurError, OSError) as fault:
-            member.failures = 1 if member.program is not None else member.failures + 1
-            text = str(fault).replace(str(self.folder), "")
-            self._told(member, "ended", -1, {"fault": f"{type(fault).__name__}: {text}", "times": member.failures})
-            self.start_later(member)
-        finally:
-            life.dead = True
-            if disk is not None:
-                disk.close()
-
-    def _program(self, member: Member, life: Life, disk: StateStore) -> Program:
+    def make_program(self, member: Member, life: Life, disk: StateStore) -> Program:
         draw = random.Random(f"{self.seed} {member.name} {member.lives}")
         doors = self._doors(member, life, draw)
         saved = disk.load()
@@ -311,7 +206,7 @@ class Network:
         )
         disk.run.save(run)
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
-        events = Recorder(partial(self._told, member))
+        events = Recorder(partial(self.told, member))
         node = Node(run, doors, NodeState(self.spec, self.run.id, learner, disk, events, life))
         if not member.validates:
             if member.hostile:
@@ -321,8 +216,8 @@ class Network:
 
     def _doors(self, member: Member, life: Life, draw: random.Random) -> Doors:
         def link(key: str, num_bytes: int, *, up: bool) -> float:
-            size = num_bytes * LARGE_BYTES if "/payload/" in key or "/mirror/" in key or "blob/" in key else num_bytes
-            return draw.uniform(*STORE_SECONDS) + size / (UP_BYTES if up else DOWN_BYTES)
+            large = "/payload/" in key or "/mirror/" in key or "blob/" in key
+            return transfer_seconds(draw, num_bytes, large=large, up=up)
 
         def open_pointer(pointer: Pointer | PublicPointer) -> StoreBucket:
             assert isinstance(pointer, Pointer)  # nobody's bucket is public here
@@ -338,9 +233,6 @@ class Network:
             time=life,
         )
 
-    def _told(self, member: Member, event: str, round: int, fields: dict[str, Any]) -> None:
-        self.tell(member, event, round, fields)
-
 
 def draft_spec(world: World, genesis: Digest, places: int) -> RunSpec:
     """The run of a simulation, with theta_0 of this digest, in which so many contribute."""
@@ -353,14 +245,9 @@ def draft_spec(world: World, genesis: Digest, places: int) -> RunSpec:
         checkpoint_rounds=4,
         local=True,
         model=MODEL,
-        compression=CompressionSpec(k=1024),
-        inner=InnerSpec(steps=1, sequences=PAGE_SEQUENCES, peak_lr=1.0, final_lr=1.0, warmup_steps=0, decay_steps=1),
-        data=DataSpec(
-            index=bytes(32).hex(),
-            num_tokens=NUM_PAGES * PAGE_TOKENS + 1,
-            page_sequences=PAGE_SEQUENCES,
-            held_out_sequences=2,
-        ),
+        compression=COMPRESSION,
+        inner=inner(1),
+        data=DATA,
         clock=CLOCK,
         # Who works honestly is the arena's subject: peers are judged leniently.
         gauntlet=GauntletSpec(
@@ -376,10 +263,3 @@ def draft_spec(world: World, genesis: Digest, places: int) -> RunSpec:
             weight_rounds=2,
         ),
     )
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

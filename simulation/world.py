@@ -1,4 +1,4 @@
-"""An in-memory chain behind the Chain port, and a signer for it.
+"""An in-memory chain behind the Chain port.
 
 `World` is the chain; each `WorldChain` sees it as one hotkey. Blocks are made by hand (`step`) or by a thread
 (`running`). State is kept per block, so reads at an old height answer as they did; hashes are a function of the seed.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from hashlib import sha256, sha512
+from hashlib import sha256
 from math import isfinite
 
 from chain.devnet.epoch import per_u16, shares, yuma
@@ -22,7 +22,7 @@ from chain.slots import encode_fields
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.messages import parse_slot
 from protocol.ports import Time
-from protocol.types import SIGNATURE_BYTES, Digest, Header, Peer, PeerId, Slot, Subnet, Uid
+from protocol.types import Digest, Header, Peer, PeerId, Slot, Subnet, Uid
 from storage.realtime import REAL
 
 _U16_MAX = 65535
@@ -427,29 +427,6 @@ class WorldChain:
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
         self.world.check(self.peer)
         return dict(self.world.state(block).weights.get(uid, {}))
-
-
-class HashSigner:
-    """A Signer that costs a hash. Anybody could compute its signatures: for tests only, where nobody forges them."""
-
-    def __init__(self, name: str) -> None:
-        self._peer = PeerId(sha256(b"fake hotkey " + name.encode()).digest())
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
-
-    def sign(self, message: bytes) -> bytes:
-        return _signature(self._peer, message)
-
-
-def hash_verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
-    """The Verify port for HashSigner's signatures."""
-    return len(signature) == SIGNATURE_BYTES and signature == _signature(peer, message)
-
-
-def _signature(peer: PeerId, message: bytes) -> bytes:
-    return sha512(b"fake signature" + peer + message).digest()
 
 
 def _registered(state: _State, peer: PeerId) -> Peer:

@@ -168,18 +168,10 @@ def _download(
     opening: Opening | None,
     time: Time,
 ) -> None:
-    facts = bucket.head(key, timeout_seconds=seconds_until(until, time))
-    if facts is None:
-        raise ObjectMissing("get: there is no such object or bucket")
-    if facts.size_bytes != size:
-        raise ObjectTooLarge(
-            f"get: the object has {facts.size_bytes} bytes, exactly {size} expected; not read", facts.size_bytes
-        )
-    if not facts.etag:
-        raise StorageError("get: the server gives no ETag, so parts can't be told to be of one version")
+    etag = _version(bucket, key, size, seconds_until(until, time))
     part, note = _part(path), _note(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    label = json.dumps({"etag": facts.etag, "size": size})
+    label = json.dumps({"etag": etag, "size": size})
     if not (part.exists() and note.exists() and note.read_text(errors="replace") == label):
         _forget(path)
         note.write_text(label)
@@ -203,7 +195,7 @@ def _download(
                 append,
                 first=have,
                 num_bytes=end - have,
-                etag=facts.etag,
+                etag=etag,
                 timeout_seconds=seconds_until(until, time),
             )
 
@@ -219,6 +211,20 @@ def _download(
         bring(size)
     os.replace(part, path)
     note.unlink(missing_ok=True)
+
+
+def _version(bucket: RangedBucket, key: str, size: int, timeout_seconds: float) -> str:
+    """The ETag of the object, which has `size` bytes. Raises what `download_to` raises for another one."""
+    facts = bucket.head(key, timeout_seconds=timeout_seconds)
+    if facts is None:
+        raise ObjectMissing("get: there is no such object or bucket")
+    if facts.size_bytes != size:
+        raise ObjectTooLarge(
+            f"get: the object has {facts.size_bytes} bytes, exactly {size} expected; not read", facts.size_bytes
+        )
+    if not facts.etag:
+        raise StorageError("get: the server gives no ETag, so parts can't be told to be of one version")
+    return facts.etag
 
 
 def _part(path: Path) -> Path:

@@ -19,7 +19,8 @@ from node.chain.subnet_terms import require_fit
 from node.config.adapters import Doors
 from node.node import Node
 from node.state.node_state import NodeState
-from node.state.store import Saved, StateStore
+from node.state.saved import Saved
+from node.state.store import StateStore
 from node.sync import backoff
 from node.sync.amendments import settled
 from node.telemetry.events import Events, read_events

@@ -131,6 +131,33 @@ def test_no_source_runs_or_unpickles_foreign_bytes(path: Path) -> None:
     assert not forbidden(path.read_text(encoding="utf-8"))
 
 
+LONGEST_FUNCTION, LONGEST_FILE = 60, 450
+"""Lines. What is longer has a seam with a name."""
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+
+
+def too_long(source: str) -> list[str]:
+    """The functions of a source that are over LONGEST_FUNCTION, as `name: lines`."""
+    functions = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    counted = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions]
+    return [f"{name}: {lines}" for name, lines in counted if lines > LONGEST_FUNCTION]
+
+
+def test_the_search_for_long_functions_finds() -> None:
+    body = "    pass\n" * (LONGEST_FUNCTION - 1)
+    assert not too_long(f"def f():\n{body}")
+    assert too_long(f"class C:\n  def f():\n{body}    pass\n") == [f"f: {LONGEST_FUNCTION + 1}"]
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *BENCHMARKS], ids=relative)
+def test_no_function_and_no_file_is_too_long(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert not too_long(source)
+    assert len(source.splitlines()) <= LONGEST_FILE
+
+
 KNOW_THE_RANK = ("training/parallel.py", "post/trainer.py")
 """Of the nodes, and of fine-tuning, which is accelerate's to spread."""
 

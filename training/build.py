@@ -42,6 +42,7 @@ from training.sorted_runs import (
     write_whole,
 )
 from training.sources import documents
+from training.tokenizer import Tokenizer
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -78,14 +79,7 @@ def build(
     holds a data set or another unfinished build, or too little text.
     """
     sources = {source: 1.0} if isinstance(source, str) else dict(source)
-    if not 0.0 < held_out_fraction < 1.0:
-        raise ConfigError(f"the held-out fraction is {held_out_fraction}; it has to lie between 0 and 1")
-    if shard_tokens < 1:
-        raise ConfigError(f"a shard of {shard_tokens} tokens is impossible; use at least 1")
-    if not sources or not all(0 < weight < float("inf") for weight in sources.values()):
-        raise ConfigError("every source needs a weight above 0")
-    if not -(1 << 63) <= seed < 1 << 63:
-        raise ConfigError(f"the seed is {seed}; it has to fit into 64 bits")
+    _require_possible(sources, seed, shard_tokens, held_out_fraction)
     work = out / BUILDING
     if (out / INDEX).exists():
         if not work.exists():
@@ -102,42 +96,32 @@ def build(
         "tokenizer": codec.name,
     }
     _begin(work, options)
-    token_bytes = 2 if codec.vocabulary <= 1 << 16 else 4
+    token_bytes = _token_bytes(codec)
     if not (work / _ORDER).exists():
         found = _tokenise(texts, work, seed, limit_bytes, tokenizer, token_bytes, processes, on_text)
         _write_json(work / _ORDER, _ordered(work, found, sources, shard_tokens).to_json())
     order, digest = _read_order(work)
-    held_out = order.boundary(held_out_fraction)
-    if not held_out:
-        raise ConfigError(
-            f"the text of {', '.join(sources)} is too small: it needs at least two documents, one to train on and one "
-            "held out"
-        )
-    shards = [
-        _Shard(work, digest, name, begin + at, min(begin + at + shard_tokens, end), token_bytes)
-        for split, begin, end in (("held-out", 0, held_out), ("train", held_out, order.num_tokens))
-        for at in range(0, end - begin, shard_tokens)
-        for name in [f"{split}-{at // shard_tokens:05d}"]
-    ]
+    held_out = _held_out_tokens(order, held_out_fraction, sources)
+    shards = _shards(work, digest, held_out, order.num_tokens, shard_tokens, token_bytes)
     entries: dict[str, ShardEntry] = {}
     small = order.num_tokens <= shard_tokens
     for shard, entry in zip(shards, _beside(_write_shard, shards, 1 if small else processes), strict=True):
         entries[shard.name] = entry
         on_shard(len(entries), len(shards))
-    write_whole(out / TOKENIZER_CONFIG, [codec.config])
-    if codec.file is not None:
-        write_whole(out / TOKENIZER, [codec.file])
-    index = Index(
-        version=2,
-        tokenizer=codec.name,
-        tokenizer_config=sha256(codec.config).hexdigest(),
-        vocabulary=codec.vocabulary,
-        dtype="uint16" if token_bytes == 2 else "uint32",
-        train=tuple(entry for name, entry in entries.items() if name.startswith("train")),
-        held_out=tuple(entry for name, entry in entries.items() if name.startswith("held-out")),
-    )
-    write_whole(out / INDEX, [index.to_bytes()])
+    _write_index(out, codec, entries)
     return _tidied(out)
+
+
+def _require_possible(sources: Mapping[str, float], seed: int, shard_tokens: int, held_out_fraction: float) -> None:
+    """Raises ConfigError for options that give no data set."""
+    if not 0.0 < held_out_fraction < 1.0:
+        raise ConfigError(f"the held-out fraction is {held_out_fraction}; it has to lie between 0 and 1")
+    if shard_tokens < 1:
+        raise ConfigError(f"a shard of {shard_tokens} tokens is impossible; use at least 1")
+    if not sources or not all(0 < weight < float("inf") for weight in sources.values()):
+        raise ConfigError("every source needs a weight above 0")
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise ConfigError(f"the seed is {seed}; it has to fit into 64 bits")
 
 
 def _begin(work: Path, options: dict[str, Any]) -> None:
@@ -301,6 +285,17 @@ def _ordered(work: Path, found: Sequence[tuple[int, str]], sources: Mapping[str,
     return _Order(paths, shares, np.concatenate([np.zeros(1, np.int64), np.cumsum(counted)]))
 
 
+def _held_out_tokens(order: _Order, fraction: float, sources: Iterable[str]) -> int:
+    """How many tokens of the order are kept from training. Raises ConfigError for a text of one document."""
+    held_out = order.boundary(fraction)
+    if not held_out:
+        raise ConfigError(
+            f"the text of {', '.join(sources)} is too small: it needs at least two documents, one to train on and one "
+            "held out"
+        )
+    return held_out
+
+
 def _read_order(work: Path) -> tuple[_Order, str]:
     data = (work / _ORDER).read_bytes()
     digest = sha256(data).hexdigest()
@@ -331,6 +326,39 @@ class _Shard:
     begin: int
     end: int
     token_bytes: int
+
+
+def _shards(
+    work: Path, order: str, held_out: int, num_tokens: int, shard_tokens: int, token_bytes: int
+) -> list[_Shard]:
+    """All shards: of the tokens before `held_out`, and of those from there on."""
+    return [
+        _Shard(work, order, name, begin + at, min(begin + at + shard_tokens, end), token_bytes)
+        for split, begin, end in (("held-out", 0, held_out), ("train", held_out, num_tokens))
+        for at in range(0, end - begin, shard_tokens)
+        for name in [f"{split}-{at // shard_tokens:05d}"]
+    ]
+
+
+def _write_index(out: Path, codec: Tokenizer, entries: Mapping[str, ShardEntry]) -> None:
+    """The tokenizer's files, and last of all index.json. entries: by the shard's name."""
+    write_whole(out / TOKENIZER_CONFIG, [codec.config])
+    if codec.file is not None:
+        write_whole(out / TOKENIZER, [codec.file])
+    index = Index(
+        version=2,
+        tokenizer=codec.name,
+        tokenizer_config=sha256(codec.config).hexdigest(),
+        vocabulary=codec.vocabulary,
+        dtype="uint16" if _token_bytes(codec) == 2 else "uint32",
+        train=tuple(entry for name, entry in entries.items() if name.startswith("train")),
+        held_out=tuple(entry for name, entry in entries.items() if name.startswith("held-out")),
+    )
+    write_whole(out / INDEX, [index.to_bytes()])
+
+
+def _token_bytes(codec: Tokenizer) -> int:
+    return 2 if codec.vocabulary <= 1 << 16 else 4
 
 
 def _write_shard(shard: _Shard) -> ShardEntry:

@@ -48,11 +48,6 @@ def metagraph(storage: Storage, netuid: int) -> dict[str, Any] | None:
     """The whole subnet; None when there is none."""
     if not storage.get("NetworksAdded", netuid):
         return None
-    uids = range(storage.get("SubnetworkN", netuid))
-    hotkeys = [storage.get("Keys", netuid, uid) for uid in uids]
-    alpha = [alpha_of(storage, hotkey, netuid) for hotkey in hotkeys]
-    root = [root_weight_of(storage, hotkey) for hotkey in hotkeys]
-    zeros = [0] * len(hotkeys)
     return {
         "netuid": netuid,
         "name": list(b"murmuration devnet"),
@@ -79,10 +74,22 @@ def metagraph(storage: Storage, netuid: int) -> dict[str, Any] | None:
         "subnet_volume": 0,
         "moving_price": {"bits": 1 << 32},
         "max_uids": storage.get("MaxAllowedUids", netuid),
-        "num_uids": len(hotkeys),
+        "num_uids": storage.get("SubnetworkN", netuid),
         "burn": storage.get("Burn", netuid),
         "pow_registration_allowed": False,
         **{name: value for name, value in _hyperparameters(storage, netuid).items() if name in _IN_METAGRAPH},
+        **_columns(storage, netuid),
+    }
+
+
+def _columns(storage: Storage, netuid: int) -> dict[str, Any]:
+    """The metagraph's lists by uid."""
+    uids = range(storage.get("SubnetworkN", netuid))
+    hotkeys = [storage.get("Keys", netuid, uid) for uid in uids]
+    alpha = [alpha_of(storage, hotkey, netuid) for hotkey in hotkeys]
+    root = [root_weight_of(storage, hotkey) for hotkey in hotkeys]
+    zeros = [0] * len(hotkeys)
+    return {
         "hotkeys": hotkeys,
         "coldkeys": [owner(storage, hotkey) for hotkey in hotkeys],
         "identities": [None] * len(hotkeys),

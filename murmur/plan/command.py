@@ -236,18 +236,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "utilization": plan.utilization,
         "uplink_share": plan.uplink_share,
         "published_utilization": plan.published_utilization,
-        "phases": [
-            {
-                "name": timed.phase.name,
-                "role": role,
-                "begins": timed.begins,
-                "seconds": timed.seconds,
-                "critical": timed.critical,
-                "overlaps": list(timed.overlaps),
-            }
-            for role in ROLES
-            for timed in plan.timeline(role)
-        ],
+        "phases": _phases_table(plan),
         "restart": [
             {"name": name, "role": role, "seconds": seconds} for role in ROLES for name, seconds in plan.restart(role)
         ],
@@ -258,18 +247,34 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "host_bytes_peak": plan.host_bytes_peak("miner"),
         "disk_bytes": plan.disk_bytes("miner"),
         "disk_bytes_per_day": plan.disk_bytes_per_day("miner"),
-        "nodes": {
-            role: {
-                "host_bytes": plan.host(role),
-                "host_bytes_peak": plan.host_bytes_peak(role),
-                "disk": disk_parts(plan.spec, role),
-                "disk_bytes": plan.disk_bytes(role),
-                "disk_bytes_per_day": plan.disk_bytes_per_day(role),
-                "data_bytes_per_day": plan.data_bytes_per_day(role),
-            }
-            for role in ROLES
-        },
+        "nodes": {role: _node_table(plan, role) for role in ROLES},
         "rates": rates_table(plan.rates),
+    }
+
+
+def _phases_table(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": timed.phase.name,
+            "role": role,
+            "begins": timed.begins,
+            "seconds": timed.seconds,
+            "critical": timed.critical,
+            "overlaps": list(timed.overlaps),
+        }
+        for role in ROLES
+        for timed in plan.timeline(role)
+    ]
+
+
+def _node_table(plan: Plan, role: Role) -> dict[str, Any]:
+    return {
+        "host_bytes": plan.host(role),
+        "host_bytes_peak": plan.host_bytes_peak(role),
+        "disk": disk_parts(plan.spec, role),
+        "disk_bytes": plan.disk_bytes(role),
+        "disk_bytes_per_day": plan.disk_bytes_per_day(role),
+        "data_bytes_per_day": plan.data_bytes_per_day(role),
     }
 
 

@@ -13,7 +13,31 @@ from owner import presets
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Found a run on a subnet, put it before everybody, and lead it (docs/start-a-run.md)."
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for add in (_add_create, _add_publish, _add_amend, _add_show, _add_void):
+        add(actions)
 
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status, as of all of murmur: 0 when it is done, 1 when chain or store failed meanwhile (the same command
+    goes on), 2 for what the owner has to mend."""
+    if options.action == "create":
+        from murmur.run.create import create
+
+        return create(options)
+    if options.action == "publish":
+        from murmur.run.publish import publish
+
+        return publish(options)
+    if options.action == "show":
+        from murmur.run.show import show
+
+        return show(options)
+    from murmur.run.amend import amend, void
+
+    return (amend if options.action == "amend" else void)(options)
+
+
+def _add_create(actions: Any) -> None:
     create = _action(actions, "create", "draft the spec, make theta_0 and look whether the run can work")
     create.description = (
         "Make a folder with everything of a run but its first block: the spec, checked against the subnet as it is "
@@ -42,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_flags(create, settings.OwnerConfig)
     add_machine(create.add_argument_group("the machine that the plan is for, as in `murmur plan`"))
 
+
+def _add_publish(actions: Any) -> None:
     publish = _action(actions, "publish", "put the run up, name it on chain, and read it back as a stranger would")
     publish.description = (
         "Put theta_0, the data and the spec into the owner's bucket, and name the spec in the owner's slot on chain; "
@@ -61,6 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     publish.add_argument("--replace", action="store_true", help="give up the run that the slot names now")
     settings.add_flags(publish, settings.OwnerConfig)
 
+
+def _add_amend(actions: Any) -> None:
     amend = _action(actions, "amend", "change the spec from a later round on")
     amend.description = (
         "Show what an amendment changes, and publish it. It holds for nobody before it is settled: as of the last "
@@ -80,12 +108,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_flags(amend, settings.OwnerConfig)
     add_machine(amend.add_argument_group("the machine that the plan is for, as in `murmur plan`"))
 
+
+def _add_show(actions: Any) -> None:
     show = actions.add_parser("show", help="a run as everybody sees it", description="A run as everybody sees it.")
     show.add_argument(
         "folder", type=Path, nargs="?", help="a folder of `murmur run create`; without it, flags say which run"
     )
     peer_options.add_arguments(show)
 
+
+def _add_void(actions: Any) -> None:
     void = _action(actions, "void", "declare a round void whose bytes are lost, or take a pending amendment back")
     void.description = (
         "What an owner can take back. --round: a round whose selected payloads nobody has any more, so that the run "
@@ -97,26 +129,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--pending", action="store_true", help="take back the amendments that are not settled yet")
     void.add_argument("--yes", action="store_true", help="publish without asking")
     settings.add_flags(void, settings.OwnerConfig)
-
-
-def run(options: argparse.Namespace) -> int:
-    """The exit status, as of all of murmur: 0 when it is done, 1 when chain or store failed meanwhile (the same command
-    goes on), 2 for what the owner has to mend."""
-    if options.action == "create":
-        from murmur.run.create import create
-
-        return create(options)
-    if options.action == "publish":
-        from murmur.run.publish import publish
-
-        return publish(options)
-    if options.action == "show":
-        from murmur.run.show import show
-
-        return show(options)
-    from murmur.run.amend import amend, void
-
-    return (amend if options.action == "amend" else void)(options)
 
 
 def _action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:

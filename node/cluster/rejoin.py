@@ -13,7 +13,7 @@ from gauntlet.agreement import Tip
 from node.cluster.amendments import AmendedSpec
 from node.cluster.ledger import Ledger
 from node.state.node_state import NodeState
-from node.state.store import Snapshot
+from node.state.saved import Snapshot
 from node.sync.checkpoints import Checkpoint, Shown
 from node.sync.run_discovery import blob_fetcher
 from protocol.cluster import ClusterSpec, digest_of

@@ -1,41 +1,35 @@
-"""Getting the pinned submissions of a round and opening them: any source will do, the digest on chain decides.
+"""Getting the pinned submissions of a round: any source will do, the digest on chain decides.
 
 A submission is pinned by sha256(envelope) on chain; the envelope pins the ciphertext (Merkle root) and the key (its
 hash). So the miner's own bucket, a validator's mirror or any other copy are equally good (docs/protocol.md 4, 8).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
 from typing import Protocol
 
 from node.fetch.concurrency import beside
+from node.fetch.opening import Opened, open_pinned, open_threads
 from node.fetch.sources import Sources
 from protocol import keys
-from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
-from protocol.layout import Layout
+from protocol.errors import InvalidMessage, StorageError
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Time, Verify
 from protocol.spec import RunSpec, TrainingSpec
 from protocol.types import Digest, PeerId
-from sparseloco import ops
-from sparseloco.update import Update
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.realtime import REAL, seconds_until
 from storage.resume import Opening, keep, mapped
-from storage.s3 import PART_BYTES
-from storage.seal import matches, signed_by, unseal
+from storage.seal import matches, signed_by
 
 MAX_THREADS = 16
 KEY_THREADS = 128
 """Many: a key is small, and half of all hotkeys may be there to hold us up. Source:
 docs/decisions/0022-keys-fairly-collected.md."""
-OPEN_THREADS = 8
-"""Payloads that are opened, or checked, beside each other: the cipher keeps one core busy whatever their number is, and
-each has a core or two to itself with what is hashed, copied and parsed."""
 PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 
@@ -54,17 +48,6 @@ class Lacking(StorageError):
     def __init__(self, round: int, peers: Sequence[PeerId], what: str) -> None:
         super().__init__(what)
         self.round, self.peers = round, tuple(peers)
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A pinned submission. envelope: the digest that pins its sealed object. key: what opens it. `key` and `update` are
-    None when the pinned bytes are not a valid one (counts with s = 0)."""
-
-    peer: PeerId
-    envelope: Digest
-    key: bytes | None
-    update: Update | None
 
 
 class PayloadSources(Protocol):
@@ -413,34 +396,6 @@ def gather_pinned(
     return open_pinned(spec, round, pairs, sealed, shown, time)
 
 
-def open_pinned(
-    spec: TrainingSpec,
-    round: int,
-    pairs: Sequence[tuple[PeerId, Digest]],
-    sealed: Mapping[PeerId, Data | Fault],
-    keys: Mapping[PeerId, bytes],
-    time: Time,
-) -> list[Opened]:
-    """The pinned submissions, whose sealed objects are here, opened with these keys, in PeerId order."""
-
-    def opened(pair: tuple[PeerId, Digest]) -> Opened:
-        peer, pinned = pair
-        data, key = sealed[peer], keys.get(peer)
-        if key is None or isinstance(data, Fault):
-            return Opened(peer, pinned, None, None)
-        try:
-            return Opened(peer, pinned, key, open_payload(spec.layout, peer, round, key, data))
-        except InvalidSubmission:
-            return Opened(peer, pinned, None, None)
-
-    return beside(opened, sorted(pairs), open_threads(spec), time)
-
-
-def open_threads(spec: TrainingSpec) -> int:
-    """How many payloads are opened or checked beside each other: a small one is not worth a thread."""
-    return OPEN_THREADS if spec.object_bytes > PART_BYTES else 1
-
-
 def _require(round: int, what: str, found: Mapping[PeerId, Data | Fault]) -> None:
     """Raises Lacking unless all is there."""
     lacking = {peer: fault for peer, fault in found.items() if isinstance(fault, Fault)}
@@ -448,9 +403,3 @@ def _require(round: int, what: str, found: Mapping[PeerId, Data | Fault]) -> Non
         detail = next(iter(lacking.values())).detail
         told = f"round {round}: {len(lacking)} of {len(found)} selected {what} not to be had ({detail})"
         raise Lacking(round, list(lacking), told)
-
-
-def open_payload(layout: Layout, peer: PeerId, round: int, key: bytes, data: Data) -> Update:
-    """The update in a sealed object whose bytes were checked. Raises InvalidSubmission."""
-    plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), key, memoryview(data)[ENVELOPE_BYTES:])
-    return ops.parse_submission(peer, round, plaintext, layout).update

@@ -11,11 +11,12 @@ from shutil import rmtree
 from loguru import logger
 
 from gauntlet.agreement import Agreed, Pair, Tip
-from node.fetch.payloads import Opened, open_threads
+from node.fetch.opening import Opened, open_threads
 from node.state.inner_state import InnerState
 from node.state.redo_log import Lost, RedoLog
+from node.state.saved import Consensus, Saved, SealedRound, Snapshot, Step
 from node.state.snapshots import Snapshots
-from node.state.store import Consensus, Saved, SealedRound, Snapshot, StateStore, Step
+from node.state.store import StateStore
 from node.telemetry.events import Events, Timeline
 from protocol import keys
 from protocol.errors import CheckpointCorrupt

@@ -15,8 +15,9 @@ from shutil import rmtree
 from loguru import logger
 
 from node.fetch.concurrency import beside
-from node.fetch.payloads import Opened, downloads, open_payload
-from node.state.store import Payload, Step
+from node.fetch.opening import Opened, open_payload
+from node.fetch.payloads import downloads
+from node.state.saved import Payload, Step
 from protocol.errors import InvalidSubmission
 from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES

@@ -10,7 +10,7 @@ from shutil import rmtree
 
 from loguru import logger
 
-from node.state.store import Snapshot
+from node.state.saved import Snapshot
 from protocol.errors import ConfigError
 from protocol.ports import Task, Time
 from protocol.types import Digest

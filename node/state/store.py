@@ -7,23 +7,18 @@ be had again, or begun anew. All SQL of a node stands here.
 """
 
 import fcntl
-import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
-from gauntlet.agreement import Tip
 from node.config.run_file import RunFile, folder_of
+from node.state.saved import ADVICE, Saved, decode, encode
 from protocol.errors import CheckpointCorrupt, ConfigError
-from protocol.types import Digest, PeerId, Uid
-from sparseloco.outer import Aggregate
+from protocol.types import Digest
 from training.checkpoint import blobs
 
 SCHEMA = 5
@@ -39,114 +34,6 @@ _OF_THE_MACHINE = {
     sqlite3.SQLITE_FULL,
 }
 """Faults that no change of the file's bytes brings about."""
-_ADVICE = "the next start sets it aside and catches up"
-
-
-@dataclass(frozen=True, slots=True)
-class SealedRound:
-    """A submission that was sealed: `object` is the file with envelope and ciphertext, `key` opens it. `steps`: the
-    inner steps in it, done in `seconds`. `returned`: its round is over without it, the error feedback has it again."""
-
-    round: int
-    object: Digest
-    key: bytes = field(repr=False)
-    steps: int = 0
-    seconds: float = 0.0
-    returned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SentWeights:
-    """What a validator set for `round`, or committed to, in block `set_in`: share by uid."""
-
-    round: int
-    set_in: int
-    shares: Mapping[Uid, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """theta and the outer state on the disk, as they stood at the start of `round`. link: to the last selection
-    before it. state: the checkpoint (training/checkpoint.py)."""
-
-    round: int
-    link: Digest
-    state: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """A submission that was applied. envelope: the digest that pins its sealed object, and its file's name. key: what
-    opens it, None where what was pinned is no valid submission and counts with s = 0."""
-
-    peer: PeerId
-    envelope: Digest
-    key: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The outer step of a round, as it was made. theta: digest of the state before it. link: to the agreed selection.
-    payloads: the contributors', in PeerId order."""
-
-    round: int
-    theta: Digest
-    link: Digest
-    alpha: float
-    aggregate: Aggregate
-    payloads: tuple[Payload, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Consensus:
-    """What theta and the outer state follow from: a snapshot, and every outer step since, the oldest first. Void rounds
-    change nothing and leave nothing here."""
-
-    snapshot: Snapshot
-    log: tuple[Step, ...] = ()
-
-    @property
-    def links(self) -> tuple[Digest, ...]:
-        """To the last agreed selection of every state that can be made again: the snapshot, and after each step."""
-        return self.snapshot.link, *(step.link for step in self.log)
-
-    @property
-    def link(self) -> Digest:
-        """To the last agreed selection of the state that follows."""
-        return self.links[-1]
-
-    def since(self, snapshot: Snapshot) -> "Consensus":
-        """The same state, from a later snapshot of it."""
-        return Consensus(snapshot, tuple(step for step in self.log if step.round >= snapshot.round))
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """Everything that one node must not lose.
-
-    round: the state stands at the start of this round. consensus: what it follows from, and theta: its digest. link:
-    what the next selection must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
-    (validators). scored: last round folded into the book. unread: weights that were sent and not yet read back, the
-    oldest first. tip: where the run stands, by what we read last. vain_from: the round since which nobody gives us what
-    follows on what we hold, None where we do not hold anything that the run went through, or stand where it stands.
-    """
-
-    round: int
-    consensus: Consensus
-    theta: Digest
-    link: Digest
-    sealed: SealedRound | None = None
-    book: Digest | None = None
-    scored: int = -1
-    unread: tuple[SentWeights, ...] = ()
-    tip: Tip | None = None
-    vain_from: int | None = None
-
-    @property
-    def at_tip(self) -> bool:
-        """Whether the state that we hold is the run's at the start of `round`."""
-        tip = self.tip
-        return tip is not None and (tip.round, tip.link) == (self.round, self.link) and tip.theta in (None, self.theta)
 
 
 class InUse(ConfigError):
@@ -230,7 +117,7 @@ class StateStore:
             row = self._db.execute("SELECT CAST(value AS BLOB) FROM saved").fetchone()
         except _FAULTS as fault:
             raise self._unreadable(fault) from None
-        return _decode(row[0]) if row else None
+        return decode(row[0]) if row else None
 
     def commit(self, saved: Saved) -> None:
         """Make `saved` the node's state: the commit point. Files that it does not name are removed afterwards.
@@ -240,7 +127,7 @@ class StateStore:
         """
         keep = self._named(saved)
         try:
-            self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (_encode(saved),))
+            self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (encode(saved),))
         except sqlite3.OperationalError as fault:
             raise ConfigError(
                 f"{self._path} cannot be written ({fault}): make room on the disk and start again; nothing is lost"
@@ -280,9 +167,9 @@ class StateStore:
         try:
             data = self.path(digest).read_bytes()
         except OSError as fault:
-            raise CheckpointCorrupt(f"{self.path(digest)} cannot be read ({fault.strerror}): {_ADVICE}") from None
+            raise CheckpointCorrupt(f"{self.path(digest)} cannot be read ({fault.strerror}): {ADVICE}") from None
         if sha256(data).digest() != digest:
-            raise CheckpointCorrupt(f"{self.path(digest)} is not what was written, the disk changed it: {_ADVICE}")
+            raise CheckpointCorrupt(f"{self.path(digest)} is not what was written, the disk changed it: {ADVICE}")
         return data
 
     def read_head(self, digest: Digest, num_bytes: int) -> bytes:
@@ -292,7 +179,7 @@ class StateStore:
             with self.path(digest).open("rb") as file:
                 return file.read(num_bytes)
         except OSError as fault:
-            raise CheckpointCorrupt(f"{self.path(digest)} cannot be read ({fault.strerror}): {_ADVICE}") from None
+            raise CheckpointCorrupt(f"{self.path(digest)} cannot be read ({fault.strerror}): {ADVICE}") from None
 
     def set_aside_damaged(self) -> None:
         """Move every file whose bytes do not hash to its name out of the way."""
@@ -319,7 +206,7 @@ class StateStore:
         of_the_machine = getattr(fault, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE
         if of_the_machine or not os.access(self._path, os.R_OK | os.W_OK):
             return ConfigError(f"{self._path} cannot be opened ({fault}): see to the disk, or who else uses the file")
-        return CheckpointCorrupt(f"{self._path} is damaged ({fault}): {_ADVICE}")
+        return CheckpointCorrupt(f"{self._path} is damaged ({fault}): {ADVICE}")
 
     def _named(self, saved: Saved) -> set[Path]:
         """Every file that a row names. Raises CheckpointCorrupt when one was never written, but for payloads."""
@@ -330,95 +217,6 @@ class StateStore:
             if not path.exists():
                 raise CheckpointCorrupt(f"the state to be committed names {path.name}, which was never written")
         return {*paths, *(self.log / p.envelope.hex() for step in saved.consensus.log for p in step.payloads)}
-
-
-def _encode(saved: Saved) -> str:
-    def text(digest: Digest | None) -> str | None:
-        return digest.hex() if digest is not None else None
-
-    snapshot = saved.consensus.snapshot
-    row = {
-        "round": saved.round,
-        "snapshot": [snapshot.round, text(snapshot.link), text(snapshot.state)],
-        "log": [_encode_step(step) for step in saved.consensus.log],
-        "theta": text(saved.theta),
-        "link": text(saved.link),
-        "sealed": _encode_sealed(saved.sealed) if saved.sealed else None,
-        "book": text(saved.book),
-        "scored": saved.scored,
-        "unread": [[sent.round, sent.set_in, list(sent.shares.items())] for sent in saved.unread],
-        "vain_from": saved.vain_from,
-        "tip": [saved.tip.round, text(saved.tip.link), text(saved.tip.theta)] if saved.tip else None,
-    }
-    value = json.dumps(row)
-    # SQLite has no checksums of its own: a changed digit would be believed.
-    return f"{sha256(value.encode()).hexdigest()} {value}"
-
-
-def _encode_sealed(sealed: SealedRound) -> list[object]:
-    return [sealed.round, sealed.object.hex(), sealed.key.hex(), sealed.steps, sealed.seconds, sealed.returned]
-
-
-def _decode_sealed(row: list[Any]) -> SealedRound:
-    round, object, key, *rest = row
-    return SealedRound(round, Digest(bytes.fromhex(object)), bytes.fromhex(key), *rest)
-
-
-def _encode_step(step: Step) -> list[object]:
-    payloads = [[p.peer.hex(), p.envelope.hex(), p.key.hex() if p.key is not None else None] for p in step.payloads]
-    return [step.round, step.theta.hex(), step.link.hex(), step.alpha, step.aggregate, payloads]
-
-
-def _decode_step(row: list[Any]) -> Step:
-    round, theta, link, alpha, aggregate, payloads = row
-    return Step(
-        round,
-        Digest(bytes.fromhex(theta)),
-        Digest(bytes.fromhex(link)),
-        alpha,
-        aggregate,
-        tuple(
-            Payload(
-                PeerId(bytes.fromhex(peer)),
-                Digest(bytes.fromhex(envelope)),
-                bytes.fromhex(key) if key is not None else None,
-            )
-            for peer, envelope, key in payloads
-        ),
-    )
-
-
-def _decode(stored: bytes) -> Saved:
-    def digest(text: str | None) -> Digest | None:
-        return Digest(bytes.fromhex(text)) if text is not None else None
-
-    try:
-        checksum, _, value = stored.partition(b" ")
-        if checksum.decode() != sha256(value).hexdigest():
-            raise ValueError("it is not what was written")
-        row = json.loads(value)
-        sealed, tip = row["sealed"], row.get("tip")  # a release before this one did not say
-        round, link, state = row["snapshot"]
-        saved = Saved(
-            row["round"],
-            Consensus(
-                Snapshot(round, Digest(bytes.fromhex(link)), Digest(bytes.fromhex(state))),
-                tuple(_decode_step(step) for step in row["log"]),
-            ),
-            Digest(bytes.fromhex(row["theta"])),
-            Digest(bytes.fromhex(row["link"])),
-            None,
-            digest(row["book"]),
-            row["scored"],
-            tuple(SentWeights(paid, set_in, dict(shares)) for paid, set_in, shares in row["unread"]),
-            Tip(tip[0], Digest(bytes.fromhex(tip[1])), digest(tip[2])) if tip else None,
-            row.get("vain_from"),
-        )
-        if sealed:
-            saved = replace(saved, sealed=_decode_sealed(sealed))
-        return saved
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise CheckpointCorrupt(f"the saved state row is damaged ({fault}): {_ADVICE}") from None
 
 
 def _number(path: Path) -> int:

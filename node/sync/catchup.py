@@ -18,7 +18,7 @@ from node.chain.follower import Follower
 from node.fetch.payloads import MAX_THREADS, Lacking, gather_pinned
 from node.fetch.sources import Sources
 from node.state.node_state import NodeState
-from node.state.store import Saved, Snapshot
+from node.state.saved import Saved, Snapshot
 from node.sync.amendments import adopted, follow
 from node.sync.checkpoints import FETCH_SECONDS, Offer, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.sync.repair_requests import say_wanted

@@ -16,7 +16,7 @@ from gauntlet.agreement import electorate
 from node.chain.follower import Follower
 from node.fetch.payloads import MAX_THREADS
 from node.fetch.sources import Sources
-from node.state.store import Snapshot
+from node.state.saved import Snapshot
 from node.sync.run_discovery import blob_fetcher
 from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError

@@ -8,7 +8,7 @@ from typing import Any
 
 from gauntlet.agreement import Log, Post, abstention, outcome, word_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
-from gauntlet.checks import Gathered, fast_checks
+from gauntlet.checks import Expected, Gathered, fast_checks
 from gauntlet.facts import Claim, Facts, State
 from gauntlet.facts import Row as OnChain
 from gauntlet.loss import bounded, evaluate
@@ -106,19 +106,8 @@ def play(
     state = State(proof_of, OuterState.initial(SPEC.layout), losses)
     gauntlet = SPEC.gauntlet
     history = tuple(sketches({past: records[past] for past in compared(book.remembered, round, gauntlet.copy_rounds)}))
-    checked = fast_checks(
-        SPEC,
-        RUN.id,
-        round,
-        THETA,
-        gathered,
-        doors=DOORS,
-        clock=RUN.clock,
-        expected_proof=proof_of,
-        outer_state=state.outer,
-        commit_hash=COMMIT_HASH,
-        history=history,
-    )
+    expected = Expected(SPEC, RUN.id, round, THETA, RUN.clock, proof_of, state.outer, COMMIT_HASH)
+    checked = fast_checks(expected, gathered, DOORS, history)
     ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH, checked.twins)
     seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
     uids = {peer.id: peer.uid for peer in peers}
@@ -143,10 +132,11 @@ def play(
     measured = tuple(sketches({name: records[name] for name in named}, num_values=MEASURED_VALUES))
     sample = Sample(SPEC.layout, COMMIT_HASH, MEASURED_VALUES)
     went_on = progress(sample, shown(sample, leading, checked.passed), measured, named)
-    after = fold(book, RoundOutcome(round, checked, found, agreed_on, went_on, unseen), gauntlet)
+    outcome_of_round = RoundOutcome(round, checked, found, agreed_on, went_on, unseen)
+    after = fold(book, outcome_of_round, gauntlet)
     shares = weights(after, ranking, uids, SPEC.owner_id, gauntlet)
     paid = Paid(block, block + 1, {peer.id: shares[peer.uid] for peer in peers if peer.uid in shares})
-    report = round_report(round, peers, gathered, checked, ranking, found, went_on, book, after, paid)
+    report = round_report(outcome_of_round, peers, gathered, ranking, book, after, paid)
     top = max(shares.values())
     chain_weights = {uid: int(share / top * 65535 + 0.5) for uid, share in shares.items()}
     facts = Facts(

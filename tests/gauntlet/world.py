@@ -7,7 +7,7 @@ from hashlib import sha256, sha512
 
 import torch
 
-from gauntlet.checks import Checked, Doors, Gathered, fast_checks
+from gauntlet.checks import Checked, Doors, Expected, Gathered, fast_checks
 from gauntlet.evaluation import Evaluation
 from gauntlet.remembered import NO_TWINS, Remembered
 from gauntlet.sketch import COMPARED_VALUES, Sample, Sketch
@@ -142,15 +142,12 @@ class Miner:
         return self.gathered(replace(sealed, envelope=envelope.encode()))
 
 
-def check(items, round: int = 0, outer: OuterState | None = None, **options) -> Checked:
-    given = {
-        "doors": DOORS,
-        "clock": CLOCK,
-        "expected_proof": proof_of,
-        "outer_state": outer or OuterState.initial(SPEC.layout),
-        "commit_hash": COMMIT_HASH,
-    }
-    return fast_checks(SPEC, RUN.id, round, THETA, items, **(given | options))
+def check(
+    items, round: int = 0, outer: OuterState | None = None, doors: Doors = DOORS, history=(), **changes
+) -> Checked:
+    state = outer or OuterState.initial(SPEC.layout)
+    expected = Expected(SPEC, RUN.id, round, THETA, CLOCK, proof_of, state, COMMIT_HASH)
+    return fast_checks(replace(expected, **changes), items, doors, history)
 
 
 def sketches(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gauntlet.agreement import Pair
-from node.state.store import Consensus, Snapshot
+from node.state.saved import Consensus, Snapshot
 from protocol import keys
 from protocol.messages import ENVELOPE_BYTES, encode_selection, link_of
 from protocol.types import Digest, PeerId, Selection, Word

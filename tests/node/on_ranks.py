@@ -24,8 +24,9 @@ from node.telemetry.events import Timeline
 from node.telemetry.metrics import Metrics
 from protocol.run import Run
 from protocol.types import Digest
+from simulation.signer import HashSigner, hash_verify
 from simulation.store import Store
-from simulation.world import HashSigner, World, hash_verify
+from simulation.world import World
 from storage.realtime import REAL
 from storage.s3 import PART_BYTES
 from storage.upload import Upload

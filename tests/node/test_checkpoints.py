@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loguru import logger
 
 from node.node import Node
-from node.state.store import Snapshot
+from node.state.saved import Snapshot
 from node.sync import catchup
 from node.sync.checkpoints import (
     RETAINED_INTERVALS,

@@ -17,12 +17,14 @@ import pytest
 import torch
 
 from gauntlet.agreement import Tip
-from node.fetch.payloads import Opened, fetch_pinned
+from node.fetch.opening import Opened
+from node.fetch.payloads import fetch_pinned
 from node.fetch.sources import Sources
 from node.state import node_state as node_held
 from node.state.node_state import LOG_INTERVALS, NodeState
 from node.state.redo_log import RedoLog
-from node.state.store import Payload, Snapshot, StateStore, Step
+from node.state.saved import Payload, Snapshot, Step
+from node.state.store import StateStore
 from node.telemetry.events import Events, read_events
 from protocol import keys
 from protocol.errors import ConfigError

@@ -8,7 +8,7 @@ from node.sync.repair_requests import DOCUMENT_MAX_BYTES, MOST_WANTED, encode_wa
 from protocol.errors import InvalidMessage
 from protocol.messages import encode_document
 from protocol.types import Digest, PeerId
-from simulation.world import HashSigner, hash_verify
+from simulation.signer import HashSigner, hash_verify
 
 RUN = Digest(bytes(range(32)))
 SIGNER = HashSigner("somebody")

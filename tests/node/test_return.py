@@ -8,7 +8,7 @@ import pytest
 
 from node.node import VAIN_ROUNDS
 from node.state.node_state import NodeState
-from node.state.store import Consensus, Snapshot
+from node.state.saved import Consensus, Snapshot
 from node.telemetry.events import Events
 from protocol.errors import ChainError, StorageError
 from protocol.types import Digest, Selection

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from gauntlet.agreement import Tip
-from node.state.store import DAMAGED_KEPT, Consensus, Payload, Saved, SealedRound, Snapshot, StateStore, Step
+from node.state.saved import Consensus, Payload, Saved, SealedRound, Snapshot, Step
+from node.state.store import DAMAGED_KEPT, StateStore
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest, PeerId
 from training import checkpoint

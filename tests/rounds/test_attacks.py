@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gauntlet.selection import Ranking
-from node.state.store import SealedRound
+from node.state.saved import SealedRound
 from protocol import keys
 from protocol.types import PeerId, Word
 from rounds.miner import Miner

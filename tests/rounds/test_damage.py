@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.config.run_file import folder_of
-from node.state.store import Saved
+from node.state.saved import Saved
 from node.sync import catchup
 from protocol import keys
 from protocol.types import Digest, hotkey

@@ -20,8 +20,8 @@ from rounds.copies import Copies, HeldPayload
 from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.network import Network, Programs
+from simulation.signer import hash_verify
 from simulation.store import Faults as StoreFaults
-from simulation.world import hash_verify
 
 Made = Callable[..., Network]
 

@@ -18,8 +18,8 @@ from rounds.miner import Miner
 from rounds.repair_answers import RepairAnswers
 from rounds.validator import Validator
 from simulation.network import Member, Network, Programs
+from simulation.signer import hash_verify
 from simulation.store import Call
-from simulation.world import hash_verify
 from tests.rounds.test_mirrors import CopiesNothing, contributing, copied, events, liar, until
 from training.memory import RECENT_ROUNDS
 

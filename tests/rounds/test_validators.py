@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gauntlet.agreement import SEAT_ROUNDS, abstention
-from node.state.store import Consensus, Snapshot
+from node.state.saved import Consensus, Snapshot
 from protocol import keys
 from protocol.types import Digest, Word
 from rounds.words import Words

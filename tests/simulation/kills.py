@@ -9,12 +9,14 @@ from simulation.cluster import Cluster, Machine
 
 FILES = (
     "rounds/member.py",
+    "rounds/recovery.py",
     "rounds/contribution.py",
     "node/state/node_state.py",
     "node/state/inner_state.py",
     "node/state/redo_log.py",
     "node/cluster/ledger.py",
     "node/state/store.py",
+    "node/state/saved.py",
     "node/cluster/record_log.py",
 )
 

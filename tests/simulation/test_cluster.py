@@ -13,7 +13,9 @@ from protocol import keys
 from protocol.cluster import Record, parse_record
 from rounds.contribution import Diverged, Work
 from simulation import cluster as simulated
-from simulation.cluster import BUCKET, SECRET, Cluster, ClusterWitness, Group, Machine
+from simulation import cluster_faults
+from simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
+from simulation.cluster_witness import ClusterWitness
 from simulation.command import simulate_cluster
 from simulation.store import Call, Faults
 from tests.simulation.test_command import options
@@ -259,7 +261,7 @@ def test_old_payloads_and_claims_are_removed_and_records_stay(tmp_path: Path) ->
 
 def test_play_ends_at_the_last_round(tmp_path: Path) -> None:
     seen: list[int] = []
-    witness = simulated.play(tmp_path, 2, 2, 3, 0.0, on_round=seen.append)
+    witness = cluster_faults.play(tmp_path, 2, 2, 3, 0.0, on_round=seen.append)
     assert seen == [1, 2, 3]
     assert witness.result.participation == 1.0
 

@@ -8,7 +8,8 @@ from node.state.node_state import NodeState
 from protocol.cluster import ClusterOuter, ClusterSpec
 from protocol.types import Digest
 from simulation import cluster as simulated
-from simulation.cluster import BUCKET, play
+from simulation.cluster import BUCKET
+from simulation.cluster_faults import play
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
 from training.replica import VELOCITY
 

@@ -12,7 +12,7 @@ from gauntlet.book import eligible
 from gauntlet.checks import Checked
 from gauntlet.selection import Ranking
 from murmur.command import main
-from node.fetch.payloads import Opened
+from node.fetch.opening import Opened
 from node.state.node_state import NodeState
 from protocol.types import Digest, Peer, PeerId
 from rounds.score import Scores

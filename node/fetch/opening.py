@@ -1,0 +1,66 @@
+"""Opening the pinned submissions of a round, whose sealed objects and keys are here (node/fetch/payloads.py)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from node.fetch.concurrency import beside
+from protocol.errors import InvalidSubmission
+from protocol.layout import Layout
+from protocol.messages import ENVELOPE_BYTES, parse_envelope
+from protocol.ports import Time
+from protocol.spec import TrainingSpec
+from protocol.types import Digest, PeerId
+from sparseloco import ops
+from sparseloco.update import Update
+from storage.exchange import Data, Fault
+from storage.s3 import PART_BYTES
+from storage.seal import unseal
+
+OPEN_THREADS = 8
+"""Payloads that are opened, or checked, beside each other: the cipher keeps one core busy whatever their number is, and
+each has a core or two to itself with what is hashed, copied and parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A pinned submission. envelope: the digest that pins its sealed object. key: what opens it. `key` and `update` are
+    None when the pinned bytes are not a valid one (counts with s = 0)."""
+
+    peer: PeerId
+    envelope: Digest
+    key: bytes | None
+    update: Update | None
+
+
+def open_pinned(
+    spec: TrainingSpec,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sealed: Mapping[PeerId, Data | Fault],
+    keys: Mapping[PeerId, bytes],
+    time: Time,
+) -> list[Opened]:
+    """The pinned submissions, whose sealed objects are here, opened with these keys, in PeerId order."""
+
+    def opened(pair: tuple[PeerId, Digest]) -> Opened:
+        peer, pinned = pair
+        data, key = sealed[peer], keys.get(peer)
+        if key is None or isinstance(data, Fault):
+            return Opened(peer, pinned, None, None)
+        try:
+            return Opened(peer, pinned, key, open_payload(spec.layout, peer, round, key, data))
+        except InvalidSubmission:
+            return Opened(peer, pinned, None, None)
+
+    return beside(opened, sorted(pairs), open_threads(spec), time)
+
+
+def open_threads(spec: TrainingSpec) -> int:
+    """How many payloads are opened or checked beside each other: a small one is not worth a thread."""
+    return OPEN_THREADS if spec.object_bytes > PART_BYTES else 1
+
+
+def open_payload(layout: Layout, peer: PeerId, round: int, key: bytes, data: Data) -> Update:
+    """The update in a sealed object whose bytes were checked. Raises InvalidSubmission."""
+    plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), key, memoryview(data)[ENVELOPE_BYTES:])
+    return ops.parse_submission(peer, round, plaintext, layout).update

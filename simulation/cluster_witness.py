@@ -1,0 +1,171 @@
+"""What must hold in a simulated cluster: a witness that sees its whole run."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from statistics import fmean
+from typing import IO, Any
+
+from node.cluster.group_keys import Group
+from protocol import keys
+from protocol.cluster import parse_record
+from simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Cluster, Machine
+
+USUAL_WAIT = 60.0
+"""From a member's claim to the record, beyond the slowest one's training: looks, grace, and a payload on its way."""
+AFTERMATH_SECONDS = 60.0
+"""What a fault costs the others after it has ended: silence, time-outs, a payload that is sent again."""
+
+
+@dataclass
+class Result:
+    """What `murmur simulate --cluster` tells of one run."""
+
+    seed: int
+    rounds: int
+    members: int
+    faults: int = 0
+    disagreements: int = 0
+    """Members that held another theta at the start of a round than the first one that applied it."""
+    unexplained_waits: int = 0
+    """Rounds in which a claim waited for its record longer than usual, and no fault was near."""
+    participation: float = 0.0
+    """Of the members whose process lived through a whole round, the mean share that is in its record."""
+    throughput: float = 0.0
+    """Inner steps that reached theta in an hour of a member to which nothing happened in the round, as a share of those
+    of a run in which nothing goes wrong: what others' faults cost."""
+    throughput_of_all: float = 0.0
+    """The same of every member's hours, dead or alive."""
+    given_back: int = 0
+    history: str = ""
+    broken: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Incident:
+    kind: str
+    machine: str | None
+    began: float
+    ended: float
+
+
+class ClusterWitness:
+    """Sees a simulated cluster through. It changes nothing and draws nothing."""
+
+    def __init__(self, rounds: int, trace: IO[str] | None = None) -> None:
+        self.rounds = rounds
+        self.cluster: Cluster | None = None
+        self.on_round: Callable[[int], None] = lambda rounds: None
+        self.round = 0
+        """The first round without a record."""
+        self.result = Result(0, rounds, 0)
+        self.steps, self.seconds = 0, 0.0
+        """Of members to which nothing happened in a round, that reached theta, and in how long."""
+        self.all_steps = 0
+        self._trace, self._history = trace, sha256()
+        self._theta: dict[int, str] = {}
+        self._first_claim: dict[int, float] = {}
+        self._incidents: list[_Incident] = []
+        self._shares: list[float] = []
+        self._began = 0.0
+        """When the round began: when the one before was closed."""
+        self._up_since: dict[str, float] = {}
+
+    def watch(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.result.seed, self.result.members = cluster.seed, len(cluster.machines)
+
+    def fault(self, kind: str, machine: Machine | None, seconds: float) -> None:
+        assert self.cluster is not None
+        now = self.cluster.clock.now
+        self.result.faults += 1
+        self._incidents.append(_Incident(kind, machine.name if machine else None, now, now + seconds))
+        self._write(machine.name if machine else "everybody", "fault", -1, {"kind": kind, "seconds": seconds})
+
+    def told(self, machine: Machine, event: str, round: int, fields: dict[str, Any]) -> None:
+        assert self.cluster is not None
+        now = self.cluster.clock.now
+        self._write(machine.name, event, round, fields)
+        if event == "started":
+            self._up_since[machine.name] = now
+        elif event in ("killed", "ended", "leaves"):
+            self._up_since.pop(machine.name, None)
+        elif event == "claimed":
+            self._first_claim.setdefault(round, now)
+        elif event == "update_returned":
+            self.result.given_back += 1
+        elif event == "applied" and self._theta.setdefault(round, fields["theta"]) != fields["theta"]:
+            self.result.disagreements += 1
+            self.result.broken.append(f"round {round}: {machine.name} holds another theta")
+        if event in ("closed", "applied") and round == self.round:  # who created it may not have lived to tell
+            self._closed(round, now)
+
+    def _closed(self, round: int, now: float) -> None:
+        cluster = self.cluster
+        assert cluster is not None
+        data = cluster.store.buckets[BUCKET][keys.record(cluster.run, round)].data
+        updates = parse_record(data, cluster.run, round, Group(SECRET).verify).updates
+        named = {update.member: update.steps for update in updates}
+        self.all_steps += sum(named.values())
+        unhurt = [machine for machine in cluster.machines if not self._near({machine.name, None}, now)]
+        self.steps += sum(named.get(machine.id.hex(), 0) for machine in unhurt)
+        self.seconds += len(unhurt) * (now - self._began)
+        living = [
+            machine.id.hex()
+            for machine in cluster.machines
+            if machine.up and self._up_since.get(machine.name, now) < self._began
+        ]
+        if living:
+            self._shares.append(sum(member in named for member in living) / len(living))
+        self._look_at_wait(round, now)
+        self._began, self.round = now, round + 1
+        self.on_round(self.round)
+        if self.round >= self.rounds:
+            cluster.clock.stop()
+
+    def _look_at_wait(self, round: int, now: float) -> None:
+        """The first claim waits for the slowest one's training and the usual, unless a fault was near."""
+        assert self.cluster is not None
+        since = self._first_claim.pop(round, now)
+        paces = [machine.pace for machine in self.cluster.machines]
+        usual = USUAL_WAIT + INNER_SECONDS * 1.1 * (max(paces) - min(paces))
+        if now - since <= usual:
+            return
+        if not self._near({machine.name for machine in self.cluster.machines} | {None}, now):
+            self.result.unexplained_waits += 1
+            self.result.broken.append(f"round {round}: waited {now - since:.0f} s, and no fault was near")
+
+    def _near(self, whom: set[str | None], now: float) -> bool:
+        """Whether something has happened to one of them (None: to everybody) in this round, or just before it."""
+        self._incidents = [one for one in self._incidents if one.ended + AFTERMATH_SECONDS > self._began]
+        return any(one.machine in whom and one.began < now for one in self._incidents)
+
+    def finish(self) -> Result:
+        result = self.result
+        result.participation = round(fmean(self._shares), 4) if self._shares else 0.0
+        result.history = self._history.hexdigest()
+        return result
+
+    def compare(self, calm: "ClusterWitness") -> Result:
+        """The result, beside a run in which nothing went wrong."""
+        assert self.cluster is not None
+        assert calm.cluster is not None
+        usual = calm.steps / calm.seconds
+        everybody = len(self.cluster.machines) * self.cluster.clock.now
+        self.result.throughput = round(self.steps / max(self.seconds, 1e-9) / usual, 4)
+        self.result.throughput_of_all = round(self.all_steps / everybody / usual, 4)
+        return self.result
+
+    def _write(self, who: str, event: str, round: int, fields: dict[str, Any]) -> None:
+        assert self.cluster is not None
+        line = {"at": round_ms(self.cluster.clock.now), "who": who, "event": event, "round": round, **fields}
+        text = json.dumps(line, sort_keys=True, default=str)
+        self._history.update(text.encode())
+        if self._trace is not None:
+            self._trace.write(text + "\n")
+
+
+def round_ms(seconds: float) -> float:
+    """To the millisecond."""
+    return round(seconds, 3)
