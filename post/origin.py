@@ -107,28 +107,7 @@ def card(origin: Origin, named: bool) -> bytes:
     model = spec.model
     kind = "bytes" if origin.tokenizer == BYTES else f"the tokenizer.json with sha256 {origin.tokenizer}"
     clustered = isinstance(spec, ClusterSpec)
-    if clustered:
-        proof = (
-            "The members of a cluster trust each other, and their bucket is not public: a holder of the token proves "
-            "this folder while the bucket keeps the checkpoint, or anybody by an fp32 export of the same state."
-        )
-    elif origin.dtype == "float32":
-        proof = (
-            "The tensors are theta itself, in fp32. Their digest, with the outer state in murmur.json, is the theta "
-            "digest, so a look at the chain proves them: nothing else has to be fetched."
-        )
-    else:
-        proof = (
-            "The tensors are theta rounded to bf16 (to nearest, ties to even). What is lost by that is not here, so "
-            "these files cannot prove themselves: `murmur export --verify` gets the fp32 theta from the run's public "
-            "objects, while they are kept, or from an fp32 export of the same state, checks its digest, rounds it "
-            "again and compares."
-        )
-    if not named and not clustered:
-        proof += (
-            " When this was exported no validator had named this state on chain yet: it follows from the last agreed "
-            "selection and the payloads that it names."
-        )
+    proof = _proof(origin, named)
     by = "by the members of a cluster" if clustered else "by strangers"
     whose = (
         "| members | those who hold the cluster's token |"
@@ -164,6 +143,33 @@ safety was made by exporting it.
 
     murmur export --verify {verify}
 """.encode()
+
+
+def _proof(origin: Origin, named: bool) -> str:
+    """Return how this export is proved, for the card."""
+    if isinstance(origin.run_spec, ClusterSpec):
+        return (
+            "The members of a cluster trust each other, and their bucket is not public: a holder of the token proves "
+            "this folder while the bucket keeps the checkpoint, or anybody by an fp32 export of the same state."
+        )
+    if origin.dtype == "float32":
+        proof = (
+            "The tensors are theta itself, in fp32. Their digest, with the outer state in murmur.json, is the theta "
+            "digest, so a look at the chain proves them: nothing else has to be fetched."
+        )
+    else:
+        proof = (
+            "The tensors are theta rounded to bf16 (to nearest, ties to even). What is lost by that is not here, so "
+            "these files cannot prove themselves: `murmur export --verify` gets the fp32 theta from the run's public "
+            "objects, while they are kept, or from an fp32 export of the same state, checks its digest, rounds it "
+            "again and compares."
+        )
+    if not named:
+        proof += (
+            " When this was exported no validator had named this state on chain yet: it follows from the last agreed "
+            "selection and the payloads that it names."
+        )
+    return proof
 
 
 def digest(text: str) -> Digest:
