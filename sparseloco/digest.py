@@ -40,7 +40,7 @@ def sync_values(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest)
     (at least 1); they count through the tensors in layout order, row-major in each.
     """
     draw = Draw("sync", block_hash)
-    positions = np.array([draw.below(layout.num_parameters) for _ in range(SYNC_POSITIONS)], dtype=np.int64)
+    positions = np.array(draw.many_below(layout.num_parameters, SYNC_POSITIONS), dtype=np.int64)
     values = np.empty(SYNC_POSITIONS, dtype="<f4")
     start = 0
     for tensor in layout:

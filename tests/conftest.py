@@ -1,7 +1,10 @@
 """For the whole suite: Hypothesis tries the same cases every time and has no deadline, so that a failure on one machine
-is a failure on all and a busy machine fails nothing; and a modelled time for tests that are about time."""
+is a failure on all and a busy machine fails nothing; files in memory, so that nobody waits for a disk; and a modelled
+time for tests that are about time."""
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +15,12 @@ from simulation.clock import Clock, Life
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
+# Where this is set, every process that the suite starts would compile the whole project again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+MEMORY, MEMORY_BYTES = "/dev/shm", 4 << 30
+"""A file system in memory, and the least room there for the suite to use it: it takes some 100 MB."""
 GARBAGE_OBJECTS = 20_000
 """New objects after which Python looks for cycles; its own 700 cost a tenth of the suite."""
 
@@ -47,6 +56,17 @@ LONGEST_FIRST = (
     "tests/storage/",
 )
 """Files and folders that take most, longest first. Begun last, they would run alone at the end, beside idle ones."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put temporary folders into memory: nodes wait for the disk after every write, and no test pulls the plug. Slow
+    tests use the disk, for what they need of it (extended attributes)."""
+    if config.option.markexpr != "not slow" or not os.path.isdir(MEMORY):
+        return
+    system = os.statvfs(MEMORY)
+    runs_programs = not system.f_flag & os.ST_NOEXEC
+    if runs_programs and system.f_bavail * system.f_frsize >= MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,7 +29,7 @@ from protocol.errors import ConfigError
 from protocol.messages import encode_slot
 from protocol.run import Amendment, Run
 from protocol.spec import RunSpec
-from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
+from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid
 from rounds.collect import Collector
 from rounds.miner import Miner
 from rounds.pay import Pay
@@ -41,17 +41,15 @@ from simulation.clock import Clock, Killed, Life, Work
 from simulation.store import Link
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
-from training import build, checkpoint
+from tests.small_run import BLOCK_SECONDS, OWNER, data_set, small_spec
+from training import checkpoint
 from training.inner import InnerReport
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
-BLOCK_SECONDS = 0.12
-"""Modelled; time-outs follow from it."""
-START_BLOCK = 12
 MOST_BLOCKS = 5000
 """For whatever is not reached at all."""
-OWNER = FakeSigner("owner")
+
 
 Program = Miner | Validator
 waiting = partial(Miner, speculates=False)
@@ -63,77 +61,6 @@ def with_parts(*parts: type) -> type[Validator]:
     names = {Collector: "collecting", Scores: "scoring", Words: "speaking", Pay: "paying", Retention: "keeping"}
     own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
     return type("Dishonest", (Validator,), own)
-
-
-def data_set(folder: Path) -> Digest:
-    """Shards of this project's own text; returns the index's digest."""
-    return build.build(
-        str(Path(__file__).parents[1] / "training"),
-        folder,
-        shard_tokens=20_000,
-        held_out_fraction=0.2,
-        limit_bytes=40_000,
-    )
-
-
-def small_spec(
-    data: Shards, genesis: Digest, world: FakeWorld, weights_rate_limit: int = 1, **gauntlet: Any
-) -> RunSpec:
-    """A run whose rounds cost milliseconds. Peers are judged leniently: who is honest is the arena's subject."""
-    rules = {
-        "contributors": 3,
-        "reserve": 1,
-        "evaluations": 4,
-        "sample_sequences": 32,
-        "references": 1,
-        "copy_overlap": 1.0,
-        "proof_floor": 0.0,
-        "proof_allowance": 1000.0,
-        "score_floor": 0.0,
-    }
-    lag = world.finality_lag
-    words = 28 + 6 * lag
-    table = {
-        "name": "small",
-        "chain": world.genesis().hex(),
-        "netuid": 1,
-        "owner": hotkey(OWNER.peer),
-        "genesis_checkpoint": genesis.hex(),
-        "checkpoint_rounds": 2,
-        "local": True,
-        "model": MODEL,
-        "compression": {"k": 1024},
-        "inner": {
-            "steps": 2,
-            "sequences": 16,
-            "peak_lr": 2e-2,
-            "final_lr": 1e-3,
-            "warmup_steps": 0,
-            "decay_steps": 100,
-        },
-        "data": {
-            "index": data.digest.hex(),
-            "num_tokens": data.train.num_tokens,
-            "page_sequences": 16,
-            "held_out_sequences": 2,
-        },
-        "clock": {
-            "start_block": START_BLOCK,
-            "round_blocks": words + 2,
-            "commit": 10,
-            "reveal": 14,
-            "words": words,
-            "finality_blocks": lag,
-            "tempo": 100,
-            "weights_rate_limit": weights_rate_limit,
-            "block_seconds": BLOCK_SECONDS,
-        },
-        "gauntlet": {**rules, **gauntlet},
-    }
-    return RunSpec.model_validate(table)
-
-
-MODEL = {"vocabulary": 264, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "context": 16}
 
 
 class Learner(Replica):

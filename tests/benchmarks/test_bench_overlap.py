@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.network import data_set
+from tests.small_run import data_set
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 

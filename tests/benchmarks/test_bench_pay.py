@@ -12,7 +12,7 @@ import torch
 from protocol.layout import Layout
 from protocol.types import PeerId, Uid
 from sparseloco import ops
-from tests.network import data_set
+from tests.small_run import data_set
 from tests.specs import toy_spec
 from training.replica import ERROR, genesis_theta
 from training.schedule import lr_at

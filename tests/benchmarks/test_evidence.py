@@ -11,7 +11,7 @@ from benchmarks.evidence.runs import Run, Texts, key_of, paced, train
 from benchmarks.evidence.settings import SIZES, Setting, payload_bytes
 from protocol.spec import ModelSpec
 from sparseloco.update import Update
-from tests.network import data_set
+from tests.small_run import data_set
 from training.inner import inner_round
 from training.model import Transformer
 from training.optimizer import make_optimizer

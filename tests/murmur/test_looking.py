@@ -23,7 +23,8 @@ from protocol.messages import encode_document, parse_document
 from protocol.types import PeerId, Reason, Standing, hotkey
 from tests.fakes.bucket import _Object
 from tests.fakes.chain import FakeChain, fake_verify
-from tests.network import OWNER, FakeNetwork
+from tests.network import FakeNetwork
+from tests.small_run import OWNER
 
 Murmur = Callable[..., tuple[int, str]]
 

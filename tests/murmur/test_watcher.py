@@ -1,79 +1,33 @@
 """The page over a network that is read from outside: the same rounds as its nodes tell of, and nothing hostile."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dashboard.folder import Folder
 from dashboard.health import health
-from dashboard.server import Page, Watched
 from dashboard.validators import validators
-from murmur import network
-from murmur.command import main
-from murmur.dashboard import command as dashboard
 from murmur.dashboard import watcher
 from murmur.dashboard.watcher import NOT_KEPT, Network
 from node.chain.agreement import Agreement
-from node.config.adapters import Doors
-from node.config.settings import NetworkConfig
 from node.fetch.reports import Unread
 from node.observe import history as histories
 from node.observe.history import History
-from node.observe.reader import AsOf, open_run, reading
+from node.observe.reader import AsOf
 from protocol import keys
-from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
 from protocol.messages import encode_document, parse_document
-from protocol.run import Run
-from protocol.types import Digest, Header, Peer, PeerId, Word, hotkey
-from tests.dashboard.browser import CHROMIUM, browser
+from protocol.types import Digest, Peer, PeerId, Word, hotkey
 from tests.fakes.bucket import Faults, _Object
 from tests.fakes.chain import FakeChain, FakeSigner, fake_verify
-from tests.network import OWNER, FakeNetwork
+from tests.murmur.played_network import Forgetful, opened, outside, read_all
+from tests.murmur.test_watched_page import ROUNDS
+from tests.network import FakeNetwork
 
-SECONDS = 60.0
-ROUNDS = (0, 1, 2)
 INVENTED = Digest(bytes([7]) * 32)
 COMPARED = ("contributing", "void", "decided", "rejected", "standing", "active", "unobserved", "learning")
-
-
-class Forgetful(FakeChain):
-    """A usual chain node, that has forgotten the state of all blocks before this one."""
-
-    oldest = 0
-
-    def peers(self, block: int) -> tuple[Peer, ...]:
-        if block < self.oldest:
-            raise ChainError("pruned", STATE_PRUNED)
-        return super().peers(block)
-
-
-def outside(played: FakeNetwork) -> Doors:
-    return reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
-
-
-def opened(played: FakeNetwork, doors: Doors | None = None) -> network.Opened:
-    config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), device="cpu")
-    return network.Opened(config, Path(), doors or outside(played), played.run)
-
-
-def read_all(source: Network) -> dict[int, dict[str, Any]]:
-    """Every round as the page gets it, once nothing more is to come."""
-    for _ in range(20):
-        source._look()
-        while source.read():
-            pass
-        assert source._history is not None
-        if not source._history.more:
-            break
-    bodies, _, more = source.rounds.since(0, 1 << 30)
-    assert not more
-    return {body["round"]: body for body in map(json.loads, bodies)}
 
 
 @pytest.fixture
@@ -402,148 +356,3 @@ def test_why_is_kept_of_so_many_bytes_of_reports(played: FakeNetwork, monkeypatc
     source.rounds.keep(2)
     assert [one.number for one in source.rounds] == [1, 2]
     assert source.detail(0) is None
-
-
-@pytest.fixture
-def watched(played: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(watcher, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(watcher, "SHORTEST_LOOK_SECONDS", 0.05)
-    found = Watched(Network("ws://here", lambda: opened(played)).follow())
-    yield found
-    found.close()
-
-
-def until(watched: Watched, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        watched.read()
-        told: dict[str, Any] = json.loads(watched.answer(0))
-        if happened(told):
-            return told
-        time.sleep(0.02)
-    raise AssertionError(told)
-
-
-def test_a_chain_that_does_not_answer_is_said_on_the_page_until_it_does(played: FakeNetwork, watched: Watched) -> None:
-    until(watched, lambda told: [one["round"] for one in told["rounds"]] == list(ROUNDS))
-    played.world.down = True
-    try:
-        told = until(watched, lambda told: told["state"] == "wrong" and "Shown is what was known" in told["sentence"])
-        assert [one["round"] for one in told["rounds"]] == list(ROUNDS)
-        assert told["run"] == "small"
-    finally:
-        played.world.down = False
-    until(watched, lambda told: "Shown is what was known" not in told["sentence"])
-
-
-def test_a_chain_that_is_dead_from_the_start_is_waited_for(
-    played: FakeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watcher, "RETRY_SECONDS", 0.05)
-    dead = [True]
-
-    def find() -> network.Opened:
-        if dead[0]:
-            raise ChainError("the connection to the chain at ws://here failed")
-        return opened(played)
-
-    watched = Watched(Network("ws://here", find).follow())
-    try:
-        assert "the chain at ws://here failed" in until(watched, lambda told: told["state"] == "wrong")["sentence"]
-        dead[0] = False
-        assert until(watched, lambda told: len(told["rounds"]) == 3)["run"] == "small"
-    finally:
-        watched.close()
-
-
-def test_before_the_first_round_it_says_when_that_begins(played: FakeNetwork) -> None:
-    class Early(AsOf):
-        def finalized(self) -> Header:
-            return Header(played.clock.start_block - 5, played.world.final and super().finalized().hash, 0.0)
-
-    doors = replace(outside(played), chain=Early(outside(played).chain, played.clock.start_block - 5))
-    source = Network("here", lambda: opened(played, doors))
-    source._look()
-    assert (source.stage().waits_for or "").startswith(
-        f"The run begins in block {played.clock.start_block}, in 5 blocks"
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([], "murmur dashboard is not configured yet. Missing"),
-        (["finney", "--netuid", "3", "--owner", "x", "--network", "test"], "named twice"),
-        (["{}", "--netuid", "3"], "leave out the other flags"),
-        (["{}/nothing"], "is no run folder"),
-        (["ws://127.0.0.1:9", "--netuid", "x", "--owner", "5"], "netuid"),
-    ],
-)
-def test_what_is_meant_is_a_folder_or_a_network(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "nodes").mkdir()
-    assert main(["dashboard", *(word.format(tmp_path) for word in words), "--port", "0"]) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_a_network_may_be_the_word_or_stand_in_a_nodes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[NetworkConfig] = []
-
-    def open_run(config: NetworkConfig, home: Path) -> Any:
-        seen.append(config)
-        raise ConfigError("enough")
-
-    monkeypatch.setattr("node.observe.reader.open_run", open_run)
-    monkeypatch.setattr("node.program.process.log_to_stderr", lambda level: None)
-    monkeypatch.setattr(dashboard, "DEFAULT_PORT", 0)
-    file = tmp_path / "node.toml"
-    file.write_text('network = "ws://127.0.0.1:9"\nnetuid = 4\nowner = "somebody"\n')
-    home = ["--home", str(tmp_path / "home")]
-    assert main(["dashboard", "ws://127.0.0.1:8", "--netuid", "3", "--owner", "x", *home]) == 2
-    assert main(["dashboard", "--config", str(file), *home]) == 2
-    assert [(one.network, one.netuid) for one in seen] == [("ws://127.0.0.1:8", 3), ("ws://127.0.0.1:9", 4)]
-
-
-def test_a_chain_is_let_go_of_when_the_run_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page tries again for days."""
-    closed: list[bool] = []
-
-    def missing(*_: Any) -> Run:
-        raise StorageError("the owner's bucket does not answer")
-
-    chain = SimpleNamespace(close=lambda: closed.append(True))
-    monkeypatch.setattr("node.config.adapters.open_chain", lambda *words, **options: chain)
-    monkeypatch.setattr("node.sync.run_discovery.find_run", missing)
-    with pytest.raises(StorageError):
-        open_run(NetworkConfig(netuid=1, owner=hotkey(OWNER.peer)), tmp_path)
-    assert closed == [True]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: the page was not looked at")
-@pytest.mark.parametrize("width", [400, 1400])
-def test_in_a_browser_it_is_the_same_page(width: int, played: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    lie = _Object(b"<script>alert(1)</script>", 0.0)
-    monkeypatch.setitem(played.store.buckets["two"], keys.report(played.run.id, 2), lie)
-    page = Page(Network("here", lambda: opened(played)).follow()).begin()
-    text = "document.getElementById('{}').textContent"
-    try:
-        with browser() as tab:
-            tab.open(page.url, width)
-            tab.until(f"{text.format('n-round')} === '2' && document.querySelectorAll('.plot canvas').length === 6")
-            tab.until(
-                f"{text.format('n-loss-note')}.includes('not published; in training')"
-            )  # miners are read one by one
-            assert "no node has said" in tab.until(text.format("phases-note"))
-            cells = "[...document.querySelectorAll('#validators tbody tr')].map((row) => row.cells[1].textContent)"
-            assert tab.value(cells) == ["75.0 %", "25.0 %"]
-            assert tab.value(text.format("key-bytes")).startswith("submissions, by commitments")
-            tab.value("document.getElementById('matrix').focus()")
-            for key in ("End", "Enter"):
-                tab.press(key)
-            tab.until(f"{text.format('why-body')}.includes('MALFORMED: what it has published')")
-            assert not tab.value("document.documentElement.scrollWidth > innerWidth")
-            tab.open("about:blank")
-            assert tab.complaints == []
-    finally:
-        page.close()

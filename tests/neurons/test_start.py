@@ -27,7 +27,7 @@ from node.doctor.start import ready
 from protocol.errors import ConfigError
 from protocol.types import PeerId, peer_id
 from storage.s3 import RangedBucket, open_bucket
-from tests.network import data_set
+from tests.small_run import data_set
 from tests.specs import to_toml, toy_table
 from tests.storage.conftest import served
 from tests.storage.permissive import permissive

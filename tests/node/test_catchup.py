@@ -17,8 +17,9 @@ from protocol.types import Commitment, Digest, Selection, Word
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.fakes.chain import fake_verify
-from tests.network import OWNER, FakeNetwork
+from tests.network import FakeNetwork
 from tests.node.lies import spoil
+from tests.small_run import OWNER
 from training import checkpoint
 from training.replica import Replica, genesis_theta
 

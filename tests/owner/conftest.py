@@ -1,3 +1,4 @@
 from tests.network import data_folder, networks
+from tests.owner.world import clean, made, world
 
-__all__ = ["data_folder", "networks"]
+__all__ = ["clean", "data_folder", "made", "networks", "world"]

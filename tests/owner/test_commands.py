@@ -1,4 +1,4 @@
-"""`murmur run` over a real chain interface and a real S3 server."""
+"""`murmur run create` and `publish` over a real chain interface and a real S3 server."""
 
 import json
 import os
@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,6 @@ import pytest
 import murmur.run.amend
 import murmur.run.publish
 import owner.publish
-from chain import operator
-from chain.adapter import SubtensorChain, open_chain
-from chain.devnet import launch
-from chain.devnet.genesis import Genesis
-from chain.keys import create_wallet
-from localnet.store import StoreReady, StoreUser, read_ready
 from murmur.command import main
 from murmur.run import questions
 from node.config.settings import load
@@ -32,128 +24,12 @@ from node.doctor.start import ready
 from owner.folder import open_folder
 from protocol import keys
 from protocol.spec import RunSpec
-from protocol.types import Digest, PeerId, Slot, peer_id
-from storage.s3 import RangedBucket, open_bucket
-from tests.network import data_set
-from tests.specs import to_toml, toy_table
-from tests.storage.conftest import served
+from protocol.types import Digest
+from tests.owner.world import CLOCK, NETUID, ROOT, TABLE, World
+from tests.small_run import data_set
 from training.shards import Shards
 
-ROOT = Path(__file__).parents[2]
-NETUID = 1
-BLOCK_SECONDS = 0.1
-CLOCK = {"round_blocks": 60, "commit": 30, "reveal": 34, "words": 50}
-"""Seconds on the chain, but planned for blocks of 12 s: what nodes need is not the question here."""
-TABLE: dict[str, Any] = {
-    name: table for name, table in toy_table().items() if name in ("model", "inner", "compression")
-} | {
-    "data": {"page_sequences": 8, "held_out_sequences": 2},
-    "clock": CLOCK | {"block_seconds": 12.0},
-    "gauntlet": {"contributors": 4, "reserve": 1},
-}
-
-
-@dataclass(frozen=True)
-class World:
-    """A chain with an owner, a miner and a stranger, who is not registered; buckets for the first two; a data set."""
-
-    folder: Path
-    url: str
-    chain: SubtensorChain
-    store: StoreReady
-    peers: dict[str, PeerId]
-
-    def user(self, name: str) -> StoreUser:
-        return self.store.users[name]
-
-    def table(self, name: str) -> dict[str, Any]:
-        user = self.user(name)
-        return {
-            "network": self.url,
-            "netuid": NETUID,
-            "wallet": {"name": name, "path": str(self.folder / "wallets")},
-            "bucket": {
-                "endpoint": self.store.endpoint,
-                "name": user.bucket,
-                "access_key": user.write_access_key,
-                "secret_key": user.write_secret_key,
-                "read_access_key": user.read_access_key,
-                "read_secret_key": user.read_secret_key,
-            },
-        }
-
-    def file(self, name: str, table: dict[str, Any]) -> Path:
-        path = self.folder / name
-        path.write_text(to_toml(table))
-        return path
-
-    @property
-    def config(self) -> Path:
-        return self.file("owner.toml", self.table("owner"))
-
-    def bucket(self, name: str) -> RangedBucket:
-        user = self.user(name)
-        return open_bucket(self.store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
-
-    def slot(self) -> Slot | None:
-        peers = self.chain.peers(self.chain.finalized().block)
-        return next(peer.slot for peer in peers if peer.id == self.peers["owner"])
-
-    def named(self) -> Digest | None:
-        slot = self.slot()
-        return slot.amendment if slot is not None else None
-
-    def create(self, folder: Path, *words: str, table: dict[str, Any] = TABLE, data: str = "data") -> int:
-        spec = self.file("spec.toml", table)
-        where = ["--config", str(self.config), "--spec", str(spec), "--data", str(self.folder / data)]
-        return main(["run", "create", str(folder), *where, "--local", "--device", "cpu", *words])
-
-    def run(self, action: str, folder: Path, *words: str) -> int:
-        return main(["run", action, str(folder), *words, "--config", str(self.config)])
-
-    def publish(self, folder: Path, *words: str) -> int:
-        return self.run("publish", folder, "--start-in", "25", *words)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("world")
-    names = ("owner", "miner", "stranger")
-    wallets = {name: create_wallet(name, "default", str(folder / "wallets")) for name in names}
-    genesis = Genesis.fast(
-        wallets["owner"].coldkeypub.ss58_address,
-        wallets["owner"].hotkey.ss58_address,
-        balances={wallet.coldkeypub.ss58_address: 100 * 10**9 for wallet in wallets.values()},
-        netuid=NETUID,
-    )
-    data_set(folder / "data")
-    store, credentials = folder / "store", folder / "store" / "ready.json"
-    with ExitStack() as stack:
-        devnet = launch.start(folder / "chain", genesis, block_seconds=BLOCK_SECONDS)
-        stack.callback(devnet.stop)
-        chain = open_chain(devnet.url, NETUID, wallets["miner"])
-        stack.callback(chain.close)
-        operator.register(chain, wallets["miner"])
-        stack.enter_context(served(["-m", "localnet.seaweed", "--folder", str(store), "owner", "miner"], credentials))
-        peers = {name: peer_id(wallet.hotkey.ss58_address) for name, wallet in wallets.items()}
-        yield World(folder, devnet.url, chain, read_ready(credentials), peers)
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("MURMUR_", "BT_"))]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module")
-def made(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's folder that nobody publishes."""
-    folder = tmp_path_factory.mktemp("made") / "My Run"
-    assert world.create(folder) == 0
-    return folder
-
-
-# --- create ------------------------------------------------------------------------------------------------------
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 def test_a_folder_has_all_of_a_run_but_its_first_block(
@@ -447,123 +323,3 @@ def test_what_another_machine_has_published_meanwhile_is_not_written_over(
     spec = open_folder(other).spec
     assert spec is not None
     assert world.named() == spec.digest
-
-
-# --- amend, void, show -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A published run whose rounds go by."""
-    folder = tmp_path_factory.mktemp("running") / "running"
-    assert world.create(folder, "--seed", "5") == 0
-    assert world.publish(folder, "--replace") == 0
-    return folder
-
-
-def test_an_amendment_is_shown_settled_and_followed(
-    world: World, running: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = open_folder(running).spec
-    assert spec is not None
-    clock, changes = spec.rounds_clock, ["--set", "inner.peak_lr=0.001"]
-    early = ["--from-round", "1", "--set", "inner.weight_decay=0.05", "--yes"]
-    assert world.run("amend", running, *early) in (0, 2)  # by where the chain is; so it may also settle before the void
-    world.run("void", running, "--pending", "--yes")
-    slot = world.named()
-    for words, told in (
-        (["--from-round", "0", *changes], "from_round"),
-        (["--from-round", "900", "--set", "inner.peak=1"], "unknown fields of inner"),
-        (["--from-round", "900", "--set", "clock.commit=1"], "changes"),
-        (["--from-round", "900", "--set", "inner.optimizer=muon"], "inner.optimizer"),
-        (["--from-round", "900", "--set", "inner.steps=4"], "changes nothing"),
-        (["--from-round", "900", "--set", "gauntlet.sample_sequences=1000000"], "could not go on with this"),
-        (["--from-round", "900"], "at least one --set"),
-        (["--from-round", "900", "--set", "peak_lr"], "TABLE.FIELD=VALUE"),
-        (["--from-round", "900", *changes], "Say so with --yes"),
-    ):
-        assert world.run("amend", running, *words) == 2, words
-        assert told in capsys.readouterr().err
-    assert world.named() == slot, "nothing of this was published"
-    wanted = clock.round_at(world.chain.finalized().block) + 4
-    words = ["--from-round", str(wanted), *changes]
-    monkeypatch.setattr(questions, "somebody_is_there", lambda: True)
-    monkeypatch.setattr(sys, "stdin", StringIO("no\nyes\n"))
-    assert world.run("amend", running, *words) == 0
-    assert "nothing was published" in capsys.readouterr().out
-    assert world.run("amend", running, *words) == 0
-    shown = capsys.readouterr().out
-    assert "inner.peak_lr  0.003 -> 0.001" in shown
-    assert "pending; settled as of block" in shown
-    named = world.named()
-    assert named is not None
-    assert named != slot
-    assert world.run("amend", running, *words) == 0
-    assert "stands in the owner's slot already" in capsys.readouterr().out
-    assert world.named() == named
-    assert world.run("publish", running) == 0, "publishing once more keeps what was amended"
-    assert world.named() == named
-    world.chain.wait(clock.start(wanted - 1), 60)
-    capsys.readouterr()
-    assert main(["run", "show", str(running)]) == 0
-    shown = capsys.readouterr().out
-    assert f"from round {wanted}: inner.peak_lr = 0.001: settled" in shown
-    assert spec.digest.hex() in shown
-    assert named.hex() in shown
-    assert world.run("void", running, "--pending", "--yes") == 2
-    assert "no amendment is pending" in capsys.readouterr().err
-
-
-def test_whoever_thinks_until_an_amendment_is_settled_does_not_take_it_back_nor_builds_beside_it(
-    world: World, running: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = open_folder(running).spec
-    assert spec is not None
-    clock = spec.rounds_clock
-    wanted = clock.round_at(world.chain.finalized().block) + 4
-    words = ["--from-round", str(wanted), "--set"]
-    assert world.run("amend", running, *words, "inner.peak_lr=0.002", "--yes") == 0
-    named = world.named()
-
-    def slowly(*_: Any, **__: Any) -> bool:
-        world.chain.wait(clock.start(wanted - 1) + 1, 60)
-        return True
-
-    with monkeypatch.context() as patch:
-        patch.setattr(questions, "agreed_to", slowly)
-        assert world.run("void", running, "--pending") == 2
-        assert "one is settled by now" in capsys.readouterr().err
-        assert world.named() == named
-        late = str(clock.round_at(world.chain.finalized().block) + 3)
-        wanted = int(late) + 1
-        assert world.run("amend", running, "--from-round", late, "--set", "inner.peak_lr=0.001") == 2
-    assert "it is too late for round" in capsys.readouterr().err
-    assert world.named() == named
-
-
-def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void(
-    world: World, running: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = world.named()
-    assert world.run("amend", running, "--from-round", "700", "--set", "outer.alpha=0.5", "--yes") == 0
-    assert world.run("amend", running, "--from-round", "800", "--set", "outer.alpha=0.25", "--yes") == 0
-    assert "outer.alpha  0.5 -> 0.25" in capsys.readouterr().out
-    assert world.run("void", running, "--pending", "--yes") == 0
-    assert capsys.readouterr().out.count("taken back: from round") == 2
-    assert world.named() == before
-    assert world.run("void", running, "--round", "100000", "--yes") == 2
-    assert "not decided yet" in capsys.readouterr().err
-    spec = open_folder(running).spec
-    assert spec is not None
-    world.chain.wait(spec.rounds_clock.words_by(0) + 1, 60)
-    assert world.run("void", running, "--round", "0", "--yes") == 2
-    assert "nothing was agreed in round 0" in capsys.readouterr().err
-    # Whether anything was agreed is the subject of test_records.py; here there is no node that said a word.
-    monkeypatch.setattr(murmur.run.amend, "was_agreed", lambda *_: True)
-    void = "void", running, "--round", "0", "--yes"
-    if world.run(*void) != 0:  # the chain goes on: a round has begun between the choice and the check
-        assert "it is too late for round" in capsys.readouterr().err
-        assert world.run(*void) == 0
-    assert "round 0 is void for everybody" in capsys.readouterr().out
-    assert world.run("void", running, "--round", "0", "--yes") == 0
-    assert "declared void already" in capsys.readouterr().out

@@ -20,7 +20,8 @@ from protocol.messages import first_link
 from protocol.run import Amendment, Run
 from protocol.types import Digest, Header, Peer, PeerId, Slot, Uid
 from tests.fakes.chain import FakeChain, fake_verify
-from tests.network import OWNER, FakeNetwork
+from tests.network import FakeNetwork
+from tests.small_run import OWNER
 from tests.specs import toy_spec
 
 Networks = Callable[..., FakeNetwork]

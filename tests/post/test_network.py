@@ -27,8 +27,9 @@ from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
 from protocol.types import Peer, PeerId, hotkey
 from tests.fakes.chain import FakeChain, fake_verify
-from tests.network import OWNER, FakeNetwork
+from tests.network import FakeNetwork
 from tests.post.conftest import Made, quiet
+from tests.small_run import OWNER
 
 Murmur = Callable[..., tuple[int, str]]
 ROUNDS = 5

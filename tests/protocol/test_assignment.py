@@ -73,6 +73,14 @@ def test_below_reaches_the_whole_range_of_a_word() -> None:
     assert [draw.below(256, num_bytes=1) for _ in range(50)] == words(b"x", 1, 50)
 
 
+@given(st.integers(1, 2**64) | st.just(2**63 + 1), st.integers(0, 300), st.integers(0, 2**32 - 1))
+def test_many_below_are_below_one_after_the_other(n: int, count: int, seed: int) -> None:
+    """Of words, up to a half is thrown away; what follows comes from where the last one ended."""
+    at_once, one_by_one = Draw("x", seed), Draw("x", seed)
+    assert at_once.many_below(n, count) == [one_by_one.below(n) for _ in range(count)]
+    assert at_once.words(8) == one_by_one.words(8)
+
+
 def test_below_is_uniform() -> None:
     draw = Draw("uniform", 7)
     counts = Counter(draw.below(10) for _ in range(20_000))

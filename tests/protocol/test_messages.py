@@ -1,9 +1,6 @@
 """Every message: there and back, exactly one spelling, and nothing but InvalidMessage for a stranger's bytes."""
 
-import json
-import struct
-from collections.abc import Callable, Iterable
-from hashlib import sha256
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,70 +9,35 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.messages import (
-    DOCUMENT_MAX_BYTES,
     ENVELOPE_BYTES,
     REVEAL_BYTES,
-    SELECTION_MAX_BYTES,
     Envelope,
     Reveal,
     canonical_json,
-    encode_document,
     encode_pointer,
-    encode_selection,
     encode_slot,
     encode_statement,
-    first_link,
-    link_of,
-    parse_document,
     parse_envelope,
     parse_json,
     parse_pointer,
     parse_reveal,
-    parse_selection,
     parse_slot,
     parse_statement,
 )
-from protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Selection, Slot, Word
-
-ROUNDS = st.integers(0, 2**32 - 1)
-DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
-PEERS = DIGESTS.map(PeerId)
-SIGNATURES = st.binary(min_size=64, max_size=64)
-PRINTABLE = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
-
-
-def texts(most: int) -> st.SearchStrategy[str]:
-    return st.text(PRINTABLE, min_size=1, max_size=most)
-
-
-def hexes(num_bytes: int) -> st.SearchStrategy[str]:
-    return st.binary(min_size=num_bytes, max_size=num_bytes).map(bytes.hex)
-
-
-R2_POINTERS = st.builds(
-    lambda account, bucket, access, secret: Pointer(
-        f"https://{account}.r2.cloudflarestorage.com", bucket, access, secret
-    ),
-    hexes(16),
-    texts(63),
-    hexes(16),
-    hexes(32),
+from protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Slot, Word
+from tests.protocol.strategies import (
+    DIGESTS,
+    ENDPOINTS,
+    NOTHING,
+    PEERS,
+    POINTERS,
+    PRINTABLE,
+    R2_POINTERS,
+    ROUNDS,
+    SIGNATURES,
+    STATEMENTS,
+    texts,
 )
-HOSTS = st.from_regex(r"\A[a-z0-9][a-z0-9.-]{0,40}\Z") | st.sampled_from(["[::1]", "127.0.0.1", "object_store"])
-ENDPOINTS = st.builds(
-    lambda scheme, host, port: f"{scheme}://{host}{port}",
-    st.sampled_from(["https", "http"]),
-    HOSTS,
-    st.just("") | st.integers(1, 65535).map(lambda port: f":{port}"),
-)
-URL_POINTERS = st.builds(Pointer, ENDPOINTS, texts(40), texts(40), texts(44))
-PUBLIC_POINTERS = st.builds(PublicPointer, ENDPOINTS)
-POINTERS = R2_POINTERS | URL_POINTERS | PUBLIC_POINTERS
-BITMAPS = st.integers(0, 2**256 - 1)
-NOTHING = Digest(bytes(32))
-WORDS = st.builds(Word, ROUNDS, BITMAPS, DIGESTS, DIGESTS).filter(lambda word: word.pair is not None)
-ABSTENTIONS = st.builds(Word, ROUNDS, st.just(0), st.just(NOTHING), st.just(NOTHING))
-STATEMENTS = st.builds(Commitment, ROUNDS, DIGESTS) | WORDS | ABSTENTIONS
 
 
 def url_bytes(endpoint: str, bucket: str = "b", access: str = "k", secret: str = "s") -> bytes:
@@ -292,82 +254,6 @@ def test_a_field_that_does_not_parse_takes_no_other_with_it(
     assert parse_slot(5, (good, b"\xff" + noise, b"d" * 32)) == Slot(5, pointer, None, Digest(b"d" * 32))
 
 
-def pair(number: int) -> tuple[PeerId, Digest]:
-    return PeerId(sha256(b"peer %d" % number).digest()), Digest(sha256(b"envelope %d" % number).digest())
-
-
-def contributing(numbers: Iterable[int]) -> tuple[tuple[PeerId, Digest], ...]:
-    return tuple(sorted(pair(number) for number in numbers))
-
-
-SELECTIONS = st.builds(
-    Selection,
-    ROUNDS,
-    DIGESTS,
-    DIGESTS,
-    DIGESTS,
-    st.sets(st.integers(0, 999), min_size=1, max_size=256).map(contributing),
-)
-
-
-def test_a_link_is_the_hash_of_round_theta_previous_the_amendments_in_force_and_the_sorted_pairs() -> None:
-    pairs = ((PeerId(b"a" * 32), Digest(b"1" * 32)), (PeerId(b"b" * 32), Digest(b"2" * 32)))
-    selection = Selection(258, Digest(b"t" * 32), Digest(b"p" * 32), Digest(b"h" * 32), pairs)
-    data = b"\x02\x01\0\0" + b"t" * 32 + b"p" * 32 + b"h" * 32 + b"a" * 32 + b"1" * 32 + b"b" * 32 + b"2" * 32
-    assert encode_selection(selection) == data
-    assert link_of(selection) == sha256(data).digest()
-    assert first_link(Digest(b"r" * 32)) == sha256(b"murmuration genesis" + b"r" * 32).digest()
-
-
-@given(SELECTIONS)
-def test_a_selection_reads_back_from_under_its_link(selection: Selection) -> None:
-    data = encode_selection(selection)
-    assert len(data) <= SELECTION_MAX_BYTES
-    assert parse_selection(data, link_of(selection)) == selection
-
-
-@given(SELECTIONS, st.data())
-def test_no_bytes_pass_for_a_selection_under_a_link_that_is_not_theirs(selection: Selection, data: Any) -> None:
-    encoded = bytearray(encode_selection(selection))
-    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(InvalidMessage, match="hash to its link"):
-        parse_selection(bytes(encoded), link_of(selection))
-
-
-FIXED = b"\x07\0\0\0" + b"t" * 32 + b"p" * 32 + b"h" * 32
-ONE, OTHER = (b"".join(one) for one in contributing([1, 2]))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        FIXED[:-1],
-        FIXED,
-        FIXED + ONE[:-1],
-        FIXED + ONE + b"\0",
-        FIXED + ONE + ONE,
-        FIXED + OTHER + ONE,
-        FIXED + b"".join(b"".join(one) for one in contributing(range(257))),
-    ],
-    ids=["nothing", "cut short", "nobody", "half a pair", "a byte more", "one twice", "out of order", "more than uids"],
-)
-def test_a_selection_names_somebody_and_everybody_once_in_order_even_under_its_own_hash(data: bytes) -> None:
-    with pytest.raises(InvalidMessage, match=r"torn|not in order"):
-        parse_selection(data, Digest(sha256(data).digest()))
-
-
-@given(st.binary(max_size=300) | st.binary(max_size=256).map(lambda tail: FIXED + tail))
-def test_any_bytes_under_their_own_hash_are_refused_or_the_one_encoding_of_a_selection(data: bytes) -> None:
-    try:
-        selection = parse_selection(data, Digest(sha256(data).digest()))
-    except InvalidMessage:
-        return
-    assert encode_selection(selection) == data
-
-
-# --- envelope and reveal -------------------------------------------------------------------------------------
-
 ENVELOPES = st.builds(Envelope, DIGESTS, ROUNDS, PEERS, DIGESTS, DIGESTS, SIGNATURES)
 REVEALS = st.builds(Reveal, DIGESTS, ROUNDS, PEERS, DIGESTS, DIGESTS, SIGNATURES)
 
@@ -456,159 +342,3 @@ def test_any_printable_endpoint_is_read_back_as_it_was_or_refused(endpoint: str,
     except InvalidMessage:
         with pytest.raises(ConfigError):
             encode_pointer(Pointer(endpoint, bucket, "k", "s"))
-
-
-# --- documents -----------------------------------------------------------------------------------------------
-
-RUN = Digest(b"r" * 32)
-ALICE = PeerId(b"a" * 32)
-
-
-class HashSigner:
-    """Stands for sr25519: a signature is a hash that only its owner is supposed to write."""
-
-    def __init__(self, peer: PeerId) -> None:
-        self.peer = peer
-
-    def sign(self, message: bytes) -> bytes:
-        return sha256(self.peer + message).digest() * 2
-
-
-def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
-    return signature == HashSigner(peer).sign(message)
-
-
-def signed(text: bytes) -> bytes:
-    """A document over any text, however broken, with a good signature."""
-    head = struct.pack("<4sI8s32sI32s", b"MURD", 1, b"report", RUN, 3, ALICE)
-    return head + HashSigner(ALICE).sign(head + text) + text
-
-
-def read(data: bytes) -> dict[str, Any]:
-    return parse_document(data, "report", RUN, 3, ALICE, verify)
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**64) + 1, 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    # a lone surrogate has no UTF-8 bytes
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-BODIES = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), JSON, max_size=5)
-
-
-@given(BODIES)
-def test_a_document_survives_its_bytes(body: dict[str, Any]) -> None:
-    data = encode_document("report", RUN, 3, body, HashSigner(ALICE))
-    assert data == signed(canonical_json(body))
-    assert read(data) == body
-
-
-def test_a_document_of_another_kind_run_round_or_peer_is_refused() -> None:
-    data = encode_document("report", RUN, 3, {}, HashSigner(ALICE))
-    other = Digest(b"x" * 32)
-    assert parse_document(data, "report", RUN, 3, ALICE, verify) == {}
-    for kind, run, round, peer in [
-        ("state", RUN, 3, ALICE),
-        ("repor", RUN, 3, ALICE),
-        ("report", other, 3, ALICE),
-        ("report", RUN, 4, ALICE),
-        ("report", RUN, 3, PeerId(other)),
-    ]:
-        with pytest.raises(InvalidMessage, match="made for another kind, run, round or peer"):
-            parse_document(data, kind, run, round, peer, verify)
-
-
-@given(st.data())
-def test_a_document_with_any_bit_flipped_is_refused(data: st.DataObject) -> None:
-    good = bytearray(encode_document("report", RUN, 3, {"loss": 5.5, "peers": ["a", "b"]}, HashSigner(ALICE)))
-    good[data.draw(st.integers(0, len(good) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(InvalidMessage, match=r"another kind|signature is not"):
-        read(bytes(good))
-
-
-@given(st.binary(max_size=400))
-def test_a_document_of_any_bytes_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidMessage):
-        read(data)
-
-
-def test_a_document_over_8_mib_is_neither_written_nor_read() -> None:
-    with pytest.raises(ValueError, match="readers take 8388608"):
-        encode_document("report", RUN, 3, {"text": "x" * DOCUMENT_MAX_BYTES}, HashSigner(ALICE))
-    with pytest.raises(InvalidMessage, match=r"report: \d+ bytes"):
-        read(signed(b'{"text":"' + b"x" * DOCUMENT_MAX_BYTES + b'"}'))
-
-
-def test_a_kind_that_would_be_cut_short_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most 8 letters"):
-        encode_document("checkpoint", RUN, 3, {}, HashSigner(ALICE))
-
-
-def nested(depth: int) -> bytes:
-    return b'{"a":' * depth + b"{}" + b"}" * depth
-
-
-HOSTILE = {
-    "nothing": b"",
-    "an array": b"[]",
-    "a number": b"1",
-    "a string": b'"text"',
-    "null": b"null",
-    "NaN": b'{"a":NaN}',
-    "infinity": b'{"a":Infinity}',
-    "minus infinity": b'{"a":-Infinity}',
-    "a float too large": b'{"a":1e999}',
-    "a negative float too large": b'{"a":-1e999}',
-    "an integer of 65 bits": b'{"a":18446744073709551616}',
-    "an integer of 4000 digits": b'{"a":' + b"9" * 4000 + b"}",
-    "an integer of a million digits": b'{"a":' + b"9" * 10**6 + b"}",
-    "33 levels": nested(32),
-    "half a million levels": b'{"a":' * (500_000),
-    "a million arrays": b'{"a":' + b"[" * 10**6 + b"]" * 10**6 + b"}",
-    "levels behind brackets in strings": b'{"a":["]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]",' + nested(40) + b"]}",
-    "a name twice": b'{"a":1,"a":2}',
-    "names out of order": b'{"b":1,"a":2}',
-    "spaces": b'{"a": 1}',
-    "bytes behind": b'{"a":1}\n',
-    "half a surrogate pair": b'{"a":"\\ud800"}',
-    "an escape that is not needed": b'{"a":"\\u0041"}',
-    "a byte order mark": b'\xef\xbb\xbf{"a":1}',
-    "UTF-16": '{"a":1}'.encode("utf-16"),
-    "not UTF-8": b'{"a":"\xff"}',
-    "a float by another name": b'{"a":1E0}',
-    "minus zero as an integer": b'{"a":-0}',
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_signed_document_that_is_not_canonical_json_is_refused(text: bytes) -> None:
-    with pytest.raises(InvalidMessage, match=r"^document: ") as refusal:
-        read(signed(text))
-    assert len(str(refusal.value)) < 100
-
-
-def test_the_limits_themselves_are_allowed() -> None:
-    assert read(signed(b'{"a":18446744073709551615,"b":-18446744073709551615}'))["a"] == 2**64 - 1
-    assert read(signed(nested(31)))
-    assert read(signed(b'{"a":"' + b"[" * 100 + b'"}')) == {"a": "[" * 100}
-
-
-def test_canonical_json_refuses_what_is_not_a_number() -> None:
-    for value in (float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            canonical_json({"a": value})
-
-
-@given(BODIES, st.randoms(use_true_random=False))
-def test_canonical_json_does_not_depend_on_the_order_of_names(body: dict[str, Any], random: Any) -> None:
-    shuffled = dict(random.sample(list(body.items()), len(body)))
-    assert canonical_json(shuffled) == canonical_json(body)
-    assert json.loads(canonical_json(body)) == body

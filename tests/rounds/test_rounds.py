@@ -21,7 +21,8 @@ from rounds.validator import Validator
 from sparseloco.update import Update
 from tests.fakes.bucket import Faults
 from tests.fakes.chain import fake_verify
-from tests.network import OWNER, FakeNetwork
+from tests.network import FakeNetwork
+from tests.small_run import OWNER
 from training.checkpoint import Saved
 
 Networks = Callable[..., FakeNetwork]

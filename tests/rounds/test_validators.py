@@ -10,7 +10,8 @@ from protocol import keys
 from protocol.types import Digest, Word
 from rounds.words import Words
 from sparseloco.digest import theta_digest
-from tests.network import OWNER, FakeNetwork, saved_state, with_parts
+from tests.network import FakeNetwork, saved_state, with_parts
+from tests.small_run import OWNER
 from training import checkpoint
 from training.replica import parse_outer
 

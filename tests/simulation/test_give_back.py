@@ -75,7 +75,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return Run(tmp_path_factory.mktemp("calm"), request.param, -1).play()
 
 
-@pytest.mark.parametrize("kill", range(KILLS))
+@pytest.mark.parametrize("kill", [pytest.param(kill, marks=[pytest.mark.slow] * (kill % 2)) for kill in range(KILLS)])
 def test_killed_at_any_line_a_member_has_its_update_back_once(tmp_path: Path, calm: Run, kill: int) -> None:
     assert np.count_nonzero(calm.update)
     run = Run(tmp_path, calm.since, 1 + kill * (calm.lines - 1) // KILLS).play()

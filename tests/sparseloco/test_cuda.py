@@ -340,9 +340,13 @@ def constant_of_setup(name):
 
 
 @needs_nvcc
-def test_every_kernel_compiles_for_every_architecture_without_spilling_registers(tmp_path):
+@pytest.mark.parametrize("place", [0, *(pytest.param(place, marks=pytest.mark.slow) for place in (1, 2))])
+def test_every_kernel_compiles_for_every_architecture_without_spilling_registers(place, tmp_path):
+    """The oldest one has the fewest instructions; the library that setup.py builds has them all."""
     library = tmp_path / "codec.so"
-    architectures = constant_of_setup("ARCHITECTURES")
+    every = constant_of_setup("ARCHITECTURES")
+    assert len(every) == 3
+    architectures = every[place : place + 1]
     codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
     command = [*constant_of_setup("NVCC"), *codes, "-Xptxas", "-v", str(SOURCE), "-o", str(library)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=170)

@@ -1,10 +1,9 @@
 """Collecting: a peer's bucket hurts that peer alone, only digests decide, and every peer gets its turn."""
 
-import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -15,63 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, ObjectMissing, StorageError
-from protocol.ports import Time
 from protocol.types import PeerId, Pointer
-from simulation import store as world
 from simulation.clock import Life
-from storage import resume
 from storage.collect import Collection, first, gather
-from storage.exchange import Data, Fault, Source, Wanted, cached
-from storage.realtime import REAL
+from storage.exchange import Data, Fault, Source, Wanted
 from storage.s3 import RangedBucket, open_bucket, open_pointer
-from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
+from tests.fakes.bucket import FakeBucket, FakeStore, Faults
+from tests.storage.collect_cases import CAP, NEVER, SIZE, body, gather_until, is_exactly, peer, put, stored, window
 from tests.storage.hostile import hostile, response
-
-SIZE = 100
-CAP = 100.0
-"""Real seconds after which something is taken to be held up for ever. Nothing that goes well waits for it."""
-NEVER = 1e9
-
-
-def peer(number: int) -> PeerId:
-    return PeerId(sha256(bytes([number])).digest())
-
-
-def body(number: int) -> bytes:
-    return bytes([number]) * SIZE
-
-
-def is_exactly(data: bytes) -> Callable[[Data], bool]:
-    digest = sha256(data).digest()
-    return lambda found: sha256(found).digest() == digest
-
-
-def stored(store: FakeStore, number: int, *names: str, reader: str = "somebody", time: Time = REAL) -> Wanted:
-    """A peer's object, wanted from the named buckets, whose servers live in `time`."""
-
-    def opener(name: str) -> Callable[[], RangedBucket]:
-        return lambda: store.bucket(name, read_only=True, reader=reader, time=time)
-
-    return Wanted(peer(number), tuple(Source(opener(name), "k") for name in names), SIZE, is_exactly(body(number)))
-
-
-def put(store: FakeStore, name: str, data: bytes) -> None:
-    store.bucket(name).put("k", data, timeout_seconds=1)
-
-
-def gather_until(
-    num_found: int, wanted: list[Wanted], *, seconds_left: float, max_threads: int
-) -> Mapping[PeerId, Data | Fault]:
-    """Collect in real time with the end always so far away, until so many are there: a slow machine has more turns."""
-    collection: Collection
-    cap = time.monotonic() + CAP
-
-    def left() -> float:
-        assert time.monotonic() < cap, f"only {len(collection.found())} of {num_found}"
-        return seconds_left if len(collection.found()) < num_found else 0.0
-
-    collection = Collection(wanted, seconds_left=left, max_threads=max_threads)
-    return collection.run()
 
 
 def test_every_peers_bytes_are_gathered() -> None:
@@ -263,214 +213,6 @@ def test_a_peer_wanted_twice_is_our_bug() -> None:
         gather([stored(store, 1, "m1"), stored(store, 1, "m2")], timeout_seconds=CAP, max_threads=1)
 
 
-PART_BYTES = 1 << 16
-LARGE = bytes(16 * PART_BYTES) + b"end"
-
-
-@pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is larger than a few goes to the disk, part by part."""
-    for module in (resume, world):
-        monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
-
-
-def large(store: FakeStore, *names: str, data: bytes = LARGE, time: Time = REAL) -> Wanted:
-    sources = tuple(Source(partial(store.bucket, name, read_only=True, time=time), f"k-{name}") for name in names)
-    for name in names:
-        if name not in store.buckets:
-            store.bucket(name).put(f"k-{name}", data, timeout_seconds=1)
-    return Wanted(peer(1), sources, len(LARGE), is_exactly(LARGE))
-
-
-def test_what_lies_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
-    store = FakeStore()
-    put(store, "m2", body(2))
-    wanted = [large(store, "m1"), stored(store, 2, "m2")]
-    for _ in range(2):
-        found = gather(wanted, timeout_seconds=CAP, max_threads=1, cache=tmp_path)
-        assert found == {peer(1): LARGE, peer(2): body(2)}
-        assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == sorted([LARGE, body(2)])
-        store.log.clear()
-        store.faults.update({name: Faults(down=True) for name in ("m1", "m2")})
-    assert store.log == []
-
-
-@pytest.mark.parametrize("wrong", [LARGE[:-1] + b"x", LARGE[:-1], b""])
-def test_a_cached_file_that_is_not_what_was_committed_is_fetched_anew(tmp_path: Path, wrong: bytes) -> None:
-    store = FakeStore()
-    item = large(store, "m1")
-    path = cached(tmp_path, peer(1), "k-m1")
-    path.write_bytes(wrong)
-    assert gather([item], timeout_seconds=CAP, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
-    assert path.read_bytes() == LARGE
-
-
-@pytest.mark.parametrize("left", [1, PART_BYTES - 1, PART_BYTES, len(LARGE)])
-def test_parts_of_another_server_or_of_before_a_power_cut_are_not_this_sources_fault(tmp_path: Path, left: int) -> None:
-    """Mirrors of one peer share a place in the cache, and a server chooses the ETag that it tells."""
-    store = FakeStore()
-    item = large(store, "m1")
-    path = cached(tmp_path, peer(1), "k-m1")
-    facts = store.bucket("m1", read_only=True).head("k-m1", timeout_seconds=1)
-    assert facts is not None
-    path.with_name(path.name + ".part").write_bytes(b"x" * left)
-    path.with_name(path.name + ".etag").write_text(json.dumps({"etag": facts.etag, "size": len(LARGE)}))
-    assert gather([item], timeout_seconds=CAP, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
-    assert path.read_bytes() == LARGE
-
-
-def test_what_was_not_accepted_is_not_left_in_the_cache(tmp_path: Path) -> None:
-    store = FakeStore()
-    put(store, "m2", b"x" * SIZE)
-    wanted = [large(store, "m1", data=bytes(len(LARGE))), stored(store, 2, "m2")]
-    found = gather(wanted, timeout_seconds=CAP, max_threads=2, cache=tmp_path)
-    assert {fault.kind for fault in found.values() if isinstance(fault, Fault)} == {"mismatch"}
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(tmp_path: Path, size: str) -> None:
-    store = FakeStore()
-    put(store, "m1", body(1))
-    item, data = (stored(store, 1, "m1"), body(1)) if size == "small" else (large(store, "m2"), LARGE)
-    (tmp_path / "full").write_bytes(b"no folder")
-    assert gather([item], timeout_seconds=CAP, max_threads=1, cache=tmp_path / "full") == {peer(1): data}
-
-
-def ahead(wanted: list[Wanted], *, max_threads: int, cache: Path) -> Collection:
-    """A collection into the cache, for later."""
-    return Collection(wanted, seconds_left=lambda: CAP, max_threads=max_threads, cache=cache, room=1 << 30)
-
-
-def is_left_behind() -> bool:
-    """Whether a collection's thread still runs."""
-    return any(thread.name.startswith("collect") for thread in threading.enumerate())
-
-
-def wait_for_what_was_left_behind() -> None:
-    until = time.monotonic() + CAP
-    while is_left_behind():
-        assert time.monotonic() < until, "the thread of a stopped prefetch went on"
-        time.sleep(0.01)
-
-
-def test_a_prefetch_brings_everything_to_the_cache_and_says_when_it_has_ended(tmp_path: Path) -> None:
-    store = FakeStore()
-    for number in range(2, 8):
-        put(store, f"m{number}", body(number))
-    wanted = [large(store, "m1"), *(stored(store, number, f"m{number}") for number in range(2, 8))]
-    ended = threading.Semaphore(0)
-    ahead(wanted, max_threads=2, cache=tmp_path).start(ended.release)
-    assert ended.acquire(timeout=CAP)
-    store.log.clear()
-    found = gather(wanted, timeout_seconds=CAP, max_threads=4, cache=tmp_path)
-    assert found == {peer(1): LARGE, **{peer(number): body(number) for number in range(2, 8)}}
-    assert store.log == []
-    assert not ended.acquire(blocking=False)
-
-
-def test_peers_that_stall_a_prefetch_use_up_their_own_share(tmp_path: Path, life: Life) -> None:
-    store = FakeStore()
-    for number in range(12):
-        put(store, f"m{number}", body(number))
-        if number < 8:
-            store.faults[f"m{number}"] = Faults(stalls=True)
-    wanted = [stored(store, n, f"m{n}", time=life) for n in range(12)]
-    Collection(
-        wanted, seconds_left=window(life, 2), max_threads=2, cache=tmp_path, room=1 << 30, time=life
-    ).start().outcome()
-    assert {path.read_bytes() for path in tmp_path.iterdir()} == {body(n) for n in range(8, 12)}
-
-
-def test_a_prefetch_that_is_stopped_starts_nothing_more_and_is_resumed(tmp_path: Path) -> None:
-    store = FakeStore()
-    item = large(store, "m1")
-    arrived, released, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
-
-    def slow(call: Call) -> None:
-        if parts_asked(store) == 5:
-            arrived.set()
-            released.wait(CAP)
-
-    store.before = slow
-    prefetch = ahead([item], max_threads=1, cache=tmp_path).start(ended.release)
-    assert arrived.wait(CAP)
-    prefetch.stop()
-    assert is_left_behind(), "it was waited for"
-    assert ended.acquire(blocking=False)
-    released.set()
-    wait_for_what_was_left_behind()
-    assert parts_asked(store) == 5
-    assert gather([item], timeout_seconds=CAP, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
-    assert parts_asked(store) == 17
-
-
-def test_a_download_that_a_server_holds_on_to_does_not_hold_up_the_next_gather(tmp_path: Path) -> None:
-    store = FakeStore()
-    item = large(store, "m1")
-    arrived, released = threading.Event(), threading.Event()
-
-    def first_is_held(call: Call) -> None:
-        if call.verb == "get" and not arrived.is_set():
-            arrived.set()
-            released.wait(CAP)
-
-    store.before = first_is_held
-    prefetch = ahead([item], max_threads=1, cache=tmp_path).start()
-    assert arrived.wait(CAP)
-    prefetch.stop()
-    assert gather([item], timeout_seconds=CAP, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
-    released.set()
-
-
-def test_a_stopped_prefetch_whose_files_were_swept_away_fetches_nothing_into_memory(tmp_path: Path) -> None:
-    store = FakeStore()
-    item = replace(large(store, "m1"), sources=large(store, "m1").sources * 2)
-    arrived, released = threading.Event(), threading.Event()
-
-    def last(call: Call) -> None:
-        if parts_asked(store) == 17:
-            arrived.set()
-            released.wait(CAP)
-
-    store.before = last
-    # Not `ahead`: what may be held in memory instead is what must not be fetched.
-    prefetch = Collection([item], seconds_left=lambda: CAP, max_threads=1, cache=tmp_path).start()
-    assert arrived.wait(CAP)
-    prefetch.stop()
-    for path in tmp_path.iterdir():
-        path.unlink()
-    released.set()
-    wait_for_what_was_left_behind()
-    assert parts_asked(store) == 17
-
-
-def test_a_stopped_prefetch_asks_no_other_source(tmp_path: Path) -> None:
-    store = FakeStore()
-    put(store, "m2", body(1))
-    arrived, released = threading.Event(), threading.Event()
-
-    def held(call: Call) -> None:
-        if call.bucket == "m1":
-            arrived.set()
-            released.wait(CAP)
-            raise StorageError("get: the body broke")
-
-    store.before = held
-    store.bucket("m1")
-    prefetch = ahead([stored(store, 1, "m1", "m2")], max_threads=1, cache=tmp_path).start()
-    assert arrived.wait(CAP)
-    prefetch.stop()
-    asked = len(store.log)
-    released.set()
-    wait_for_what_was_left_behind()
-    assert len(store.log) == asked
-
-
-def parts_asked(store: FakeStore) -> int:
-    return sum(verb == "get" for _, verb, _ in store.log)
-
-
 def test_a_name_server_that_never_answers_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: object, **options: object) -> list[object]:
         released.wait(2 * CAP)
@@ -546,11 +288,6 @@ def itself(bucket: RangedBucket) -> RangedBucket:
 def wanted_from(number: int, opener: Callable[[], RangedBucket]) -> Wanted:
     name = PeerId(sha256(number.to_bytes(4, "little")).digest())
     return Wanted(name, (Source(opener, "k"),), SIZE, is_exactly(bytes(SIZE)))
-
-
-def window(time: Time, seconds: float) -> Callable[[], float]:
-    until = time.now() + seconds
-    return lambda: until - time.now()
 
 
 def hostile_opener(kind: str, number: int, life: Life) -> Callable[[], RangedBucket]:
@@ -682,114 +419,3 @@ def test_what_has_no_room_on_the_disk_is_left_out_from_the_end_and_blames_nobody
     assert isinstance(fault := found[peer(2)], Fault)
     assert fault.kind == "left_out"
     assert ("m2", "get", "k") not in store.log
-
-
-def test_views_of_the_cache_outlive_its_files(tmp_path: Path) -> None:
-    store = FakeStore()
-    found = gather([large(store, "m1")], timeout_seconds=CAP, max_threads=1, cache=tmp_path)[peer(1)]
-    assert isinstance(found, memoryview)
-    for path in tmp_path.iterdir():
-        path.unlink()
-    assert found == LARGE
-    with pytest.raises(TypeError):
-        found[0] = 1
-
-
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_a_disk_that_takes_nothing_leaves_out_what_must_not_be_held_in_memory(tmp_path: Path, size: str) -> None:
-    store = FakeStore()
-    put(store, "m1", body(1))
-    item = stored(store, 1, "m1") if size == "small" else large(store, "m2")
-    (tmp_path / "full").write_bytes(b"no folder")
-    found = Collection([item], seconds_left=lambda: CAP, max_threads=1, cache=tmp_path / "full", room=1 << 30).run()[
-        peer(1)
-    ]
-    assert isinstance(found, Fault)
-    assert found.kind == "left_out"
-
-
-def _missing() -> bytes:
-    raise ObjectMissing("get: there is no such object")
-
-
-@pytest.mark.parametrize("lasting", [True, False])
-def test_what_needs_more_than_one_sources_share_of_the_time_is_gone_on_with(
-    tmp_path: Path, life: Life, monkeypatch: pytest.MonkeyPatch, lasting: bool
-) -> None:
-    """Beside a mirror that has nothing its owner has half of the time: too little for the object, enough for the rest
-    of it. Smaller than a part, where nothing counts as growth."""
-    for module in (resume, world):
-        monkeypatch.setattr(module, "PART_BYTES", 2 * len(LARGE))
-    store = FakeStore()
-    wanted = large(store, "m1", time=life)
-    mirror = Source(partial(store.bucket, "mirror", read_only=True, time=life), "k")
-    store.bucket("mirror")
-    seconds, way = 8.0, 0.75 * 8.0 / len(LARGE)
-    turns: list[str] = []
-
-    def travel(num_bytes: int, until: float) -> None:
-        life.sleep(min(way * num_bytes, max(0.0, until - life.now())))
-        if life.now() >= until:
-            raise StorageError("out of time")
-
-    def get(bucket: FakeBucket, key: str, *, timeout_seconds: float, **_: object) -> bytes:
-        turns.append("get")
-        travel(len(LARGE), life.now() + timeout_seconds)
-        return LARGE
-
-    def stream(
-        bucket: FakeBucket,
-        key: str,
-        sink: Callable[[bytes], object],
-        *,
-        first: int,
-        num_bytes: int,
-        timeout_seconds: float,
-        **_: object,
-    ) -> None:
-        turns.append("stream")
-        until = life.now() + timeout_seconds
-        for at in range(first, first + num_bytes, 1 << 14):
-            piece = LARGE[at : min(at + (1 << 14), first + num_bytes)]
-            travel(len(piece), until)
-            sink(piece)
-
-    monkeypatch.setattr(world.StoreBucket, "stream", stream)
-    monkeypatch.setattr(
-        world.StoreBucket,
-        "get",
-        lambda bucket, key, **options: get(bucket, key, **options) if key == "k-m1" else _missing(),
-    )
-    found = Collection(
-        [replace(wanted, sources=(*wanted.sources, mirror))],
-        seconds_left=window(life, seconds),
-        max_threads=1,
-        lasting=lasting,
-        cache=tmp_path,
-        time=life,
-    ).run()
-    assert found == {peer(1): LARGE}
-    assert set(turns) == {"stream"}
-    assert len(turns) > 1, "one turn was enough: this shows nothing"
-
-
-def test_a_download_that_grows_is_no_stall(tmp_path: Path, life: Life) -> None:
-    """Of two objects on one thread the slow one, first in the order, comes before the other, in several turns."""
-    store = FakeStore()
-    first = large(store, "m1", time=life)
-    second = replace(large(store, "m2", time=life), peer=peer(2))
-    store.log.clear()
-    store.before = lambda call: life.sleep(0.1 if call == Call("m1", "owner", "get", "k-m1") else 0)
-    found = Collection(
-        [first, second],
-        seconds_left=window(life, 8),
-        max_threads=1,
-        lasting=True,
-        cache=tmp_path,
-        room=1 << 30,
-        time=life,
-    ).run()
-    assert found == {peer(1): LARGE, peer(2): LARGE}
-    buckets = [bucket for bucket, _, _ in store.log]
-    assert buckets == sorted(buckets)
-    assert store.log.count(("m1", "head", "k-m1")) > 1, "one turn was enough: this shows nothing"

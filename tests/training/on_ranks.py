@@ -1,14 +1,21 @@
-"""Run by torchrun in tests/training/test_parallel.py: what a node does with its model, on any number of ranks.
+"""Run by tests/training/test_parallel.py: what a node does with its model, on any number of ranks.
 
-`on_ranks.py OUT [idle | stop | lose RANK]`: writes what came out as JSON; with `lose`, that rank is killed in the
-middle; with `stop`, the first one is interrupted inside a call and a probe.
+`on_ranks.py OUT (idle | lose RANK)`, by torchrun: with `lose`, that rank is killed in the middle. `on_ranks.py OUT
+(play SIZE.. | stop SIZE)`, by itself: plays on so many ranks and writes what came out to OUT-SIZE as JSON; with `stop`,
+the first rank is interrupted inside a call and a probe. Those ranks are forked, so that torch is imported once, not
+once a rank and once more by torchrun.
 """
 
+import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
+import traceback
+from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -116,6 +123,10 @@ def play(ranks: Ranks) -> dict[str, Any]:
     return found | trained_by_muon(ranks) | {"int8": in_int8(ranks)}
 
 
+def play_into(out: Path, ranks: Ranks) -> None:
+    Path(f"{out}-{ranks.size}").write_text(json.dumps(play(ranks)))
+
+
 def in_int8(ranks: Ranks) -> list[str]:
     """Digests of two payloads of every value, and of theta after each."""
     table = SPEC.training.model_dump(mode="json")
@@ -174,21 +185,47 @@ def lose(ranks: Ranks, out: Path, rank: int) -> None:
     replica.inner_round(tokens(5, 15))
 
 
-def main() -> None:
-    out, what = Path(sys.argv[1]), sys.argv[2:3]
-    (out.parent / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+def fork(size: int, out: Path, program: Callable[[Ranks], None]) -> None:
+    """Run on `size` ranks, in the environment that torchrun gives them; the first that fails ends all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = set()
+    for rank in range(size):
+        if pid := os.fork():
+            ranks.add(pid)
+            continue
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        try:
+            begin(out, program)
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - nothing of the parent's may run here
+            traceback.print_exc()
+            os._exit(1)
+    while ranks:
+        pid, status = os.wait()
+        ranks.remove(pid)
+        if status:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(f"a rank of {size} ended with {os.waitstatus_to_exitcode(status)}")
 
-    def program(ranks: Ranks) -> None:
-        if what == ["idle"]:
-            idle(ranks, out)
-        elif what == ["stop"]:
-            stop(ranks)
-        elif what == ["lose"]:
-            lose(ranks, out, int(sys.argv[3]))
-        else:
-            out.write_text(json.dumps(play(ranks)))
 
+def begin(out: Path, program: Callable[[Ranks], None]) -> None:
+    (out.parent / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
     run(program, Trainer, torch.device("cpu"))
+
+
+def main() -> None:
+    out, what, *words = Path(sys.argv[1]), *sys.argv[2:]
+    if what == "idle":
+        begin(out, lambda ranks: idle(ranks, out))
+    elif what == "lose":
+        begin(out, lambda ranks: lose(ranks, out, int(words[0])))
+    else:
+        importlib.import_module("torch.distributed.fsdp")  # once for all ranks
+        for size in map(int, words):
+            fork(size, out, stop if what == "stop" else partial(play_into, out))
 
 
 if __name__ == "__main__":

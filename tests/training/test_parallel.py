@@ -19,8 +19,7 @@ SAME = (
 )
 
 
-def torchrun(size: int, *words: object) -> subprocess.CompletedProcess[str]:
-    start = launcher(size) if size > 1 else [sys.executable, "-m"]
+def on_ranks(start: list[str], *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*start, "tests.training.on_ranks", *map(str, words)],
         cwd=ROOT,
@@ -41,15 +40,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """What came out on so many ranks, played once."""
 
     @cache
-    def play(size: int) -> dict[str, Any]:
-        out = tmp_path_factory.mktemp(f"ranks-{size}") / "out.json"
-        done = torchrun(size, out)
+    def play(*sizes: int) -> dict[int, dict[str, Any]]:
+        out = tmp_path_factory.mktemp("ranks") / "out"
+        done = on_ranks([sys.executable, "-m"], out, "play", *sizes)
         assert done.returncode == 0, done.stderr[-4000:]
         assert "timed out" not in done.stderr  # waiting is nothing to report
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        return {size: json.loads(Path(f"{out}-{size}").read_text()) for size in sizes}
 
-    return play
+    return lambda size: play(1, 2)[size] if size < 4 else play(4)[4]
 
 
 @pytest.mark.parametrize("size", [2, FOUR])
@@ -117,7 +115,7 @@ def test_ranks_whose_launcher_is_killed_end_themselves(tmp_path: Path) -> None:
 
 def test_a_first_rank_interrupted_in_the_middle_of_a_call_ends_all(tmp_path: Path) -> None:
     began = time.monotonic()
-    done = torchrun(2, tmp_path / "out.json", "stop")
+    done = on_ranks([sys.executable, "-m"], tmp_path / "out", "stop", 2)
     assert done.returncode != 0
     assert time.monotonic() - began < 60
     assert "KeyboardInterrupt" in done.stderr
@@ -129,7 +127,7 @@ def test_a_first_rank_interrupted_in_the_middle_of_a_call_ends_all(tmp_path: Pat
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_rank_ends_all_with_a_message_and_no_orphan(tmp_path: Path, rank: int) -> None:
     began = time.monotonic()
-    done = torchrun(2, tmp_path / "out.json", "lose", rank)
+    done = on_ranks(launcher(2), tmp_path / "out.json", "lose", rank)
     assert done.returncode != 0
     assert time.monotonic() - began < 60
     assert "Signal 9 (SIGKILL) received" in done.stderr or "exitcode  : -9" in done.stderr
