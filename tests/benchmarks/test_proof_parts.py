@@ -43,7 +43,7 @@ def test_the_worse_half_shows_a_skipped_one_and_nothing_of_every_second_sequence
 def test_skipping_takes_half_of_the_steps_or_half_of_every_batch(study: ModuleType) -> None:
     spec, lesson = make_spec(0), torch.arange(64)
     taken = {kind: study.cut(kind, lesson, spec) for kind in ("full", "first", "spread", "thin")}
-    assert {kind: (len(values), steps, batch) for kind, (values, steps, batch) in taken.items()} == {
+    assert {kind: (len(values), inner.steps, inner.sequences) for kind, (values, inner) in taken.items()} == {
         "full": (64, 4, 16),
         "first": (64, 2, 16),
         "spread": (32, 2, 16),
