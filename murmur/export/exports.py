@@ -30,17 +30,17 @@ def tell(text: str) -> None:
 def write(options: argparse.Namespace) -> int:
     """Export; the exit status."""
     if options.source is None or options.folder is None:
-        raise ConfigError("murmur export RUN DIR: say which run, and where to (murmur export --help)")
+        raise ConfigError("murmur export RUN DIR: name the run and the folder to write (murmur export --help)")
     if options.theta is not None:
-        raise ConfigError("--theta goes with --verify")
+        raise ConfigError("--theta needs --verify")
     there = open_source(options, options.source, options.netuid)
     try:
         with data_of(there, options) as (shards, folder):
             tokenizer = run_tokenizer(shards.index.tokenizer, shards.index.tokenizer_config, folder)
     except StorageError as fault:
         raise ConfigError(
-            f"the index of the run's data set, or the tokenizer that it names, is not to be had ({fault}): give the "
-            "folder of the data set as --data"
+            f"the index of the run's data set, or the tokenizer that it names, cannot be fetched ({fault}): "
+            "give the folder of the data set as --data"
         ) from None
     states = States(there.run, there.doors, tell)
     round = states.newest if options.round is None else options.round
@@ -53,9 +53,9 @@ def write(options: argparse.Namespace) -> int:
 def prove(options: argparse.Namespace) -> int:
     """Verify; the exit status."""
     if options.folder is not None or options.fp32 or options.round is not None:
-        raise ConfigError("murmur export --verify DIR [RUN]: round and type are the export's own")
+        raise ConfigError("murmur export --verify DIR [RUN]: leave out --round and the type, the export states both")
     if options.theta is not None and options.source is not None:
-        raise ConfigError("prove an export by --theta or by a run, one of them")
+        raise ConfigError("give either --theta or a run, not both")
     origin = read_origin(options.verify)
     try:
         if options.theta is not None:
@@ -83,7 +83,8 @@ def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
         named = shards.index
     found = read_export(options.verify, tell)
     owner = (
-        f"the run is {there.run.id.hex()[:16]} of the owner {hotkey(there.run.first.owner_id)}: is that whom you mean?"
+        f"the run is {there.run.id.hex()[:16]} of the owner {hotkey(there.run.first.owner_id)}. Check that "
+        "this is the right owner"
     )
     return [owner, *prove_by_run(found, States(there.run, there.doors, tell), named, tell)]
 
@@ -98,11 +99,11 @@ def open_source(options: argparse.Namespace, source: str, netuid: str | None) ->
             peer_id(owner)
         except ValueError:
             raise ConfigError(
-                f"{owner[:200]!r} is no run folder, no node's TOML file, and no hotkey of a run's owner"
+                f"{owner[:200]!r} is not a run folder, a node's TOML file or the hotkey of a run's owner"
             ) from None
     named = {"network": options.network, "netuid": netuid, "home": options.home}
     if folder is not None and any(value is not None for value in named.values()):
-        raise ConfigError("a run folder says everything about its network: leave out the other flags")
+        raise ConfigError("leave out the other flags: a run folder already says which network it is")
     wanted = argparse.Namespace(run=folder, config=file, owner=owner, spec=None, data=None, **named)
     return network.open_network("murmur export", wanted)
 

@@ -68,7 +68,7 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     assert "0 members alive" in capsys.readouterr().out
 
     assert main([*words, "--local"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     monkeypatch.delenv(SECRET)
     Path("ours.token").unlink()
     assert main([*words, "--local"]) == 2
