@@ -64,7 +64,7 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
     """Say that we lack what these peers left in `round`. Whether our bucket has taken it."""
     doors, run = follower.doors, follower.run
     logger.info(
-        "round {round}: {count} payloads are in no bucket that we can read: asking for copies",
+        "round {round}: {count} payloads are in none of the buckets that we can read: asking for copies",
         round=round,
         count=len(peers),
     )
@@ -74,7 +74,9 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
         # Once: whoever says this has other things to do, and a word to say in time.
         doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
     except StorageError as fault:
-        logger.warning("round {round}: what we lack cannot be said: {fault}", round=round, fault=str(fault))
+        logger.warning(
+            "round {round}: could not publish the list of payloads that we lack: {fault}", round=round, fault=str(fault)
+        )
         return False
     return True
 
@@ -94,7 +96,7 @@ def take_back_wanted(follower: Follower) -> None:
     except ObjectMissing:
         follower.may_want = False  # we never lacked anything
     except (InvalidMessage, StorageError) as fault:
-        logger.warning("what we said to lack is not taken back: {fault}", fault=str(fault))
+        logger.warning("could not delete the list of payloads that we lack: {fault}", fault=str(fault))
 
 
 def hear_wanted(
