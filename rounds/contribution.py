@@ -88,7 +88,7 @@ class Work:
         try:
             self.shards.train.hold(pages)
         except MurmurError as fault:
-            logger.warning("text of the next round is not here yet: {fault}; trying again then", fault=str(fault))
+            logger.warning("could not fetch text for the next round yet: {fault}; trying again then", fault=str(fault))
 
     def hold(self, pages: Sequence[Page]) -> None:
         """Have the text of these pages, as far as `fetch_ahead` has not brought it."""

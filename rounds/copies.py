@@ -153,7 +153,7 @@ class Copier(ABC):
                 tried.add(found[0])
                 self._copy(*found)
         except StorageError as fault:
-            logger.warning("a copy does not get up, and is tried again: {fault}", fault=str(fault))
+            logger.warning("could not upload a copy: {fault}; trying again", fault=str(fault))
 
     def _put_up_keys(self) -> None:
         """As many as a selection has, at most: whoever asks for all keys that we hold delays no payload for long."""
@@ -174,7 +174,7 @@ class Copier(ABC):
                 try:
                     mirror.copy(*place, path, timeout_seconds=self._upload_seconds())
                 except OSError as fault:  # moved on from there, or unreadable: no reason to copy nothing else
-                    logger.warning("a copy is tried again later: {fault}", fault=str(fault))
+                    logger.warning("could not upload a copy: {fault}; trying again later", fault=str(fault))
                     return
             with self._changed:
                 self._copied += 1

@@ -51,14 +51,14 @@ class Recovery:
         logger.warning("{why}: starting again from a checkpoint", why=why)
         member.state.events.emit("diverged", round, why=why)
         if self._astray:
-            logger.error("this machine computes another theta than the run's: look at its memory, its GPU, its release")
+            logger.error("this machine computes another theta than the run: check its memory, its GPU and its release")
             member.time.sleep(min(LONGEST_PAUSE, member.spec.cluster.silent_seconds * 2 ** min(self._astray, 10)))
         if from_checkpoint(member.ledger, member.state, -1):
             member.recall()
             return
         if round > member.spec.cluster.keep_rounds:
             raise StorageError(
-                "nobody shows a checkpoint, and the payloads since theta_0 are gone: keeping what we hold"
+                "no member has a checkpoint, and the payloads since theta_0 are gone: keeping our own state"
             )
         from_genesis(member.ledger, member.state)
         member.recall()

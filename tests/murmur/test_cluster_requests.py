@@ -171,7 +171,7 @@ def test_members_as_processes_follow_what_is_wished(tmp_path: Path, capfd: pytes
         found = json.loads(capfd.readouterr().out)
         assert (found["amendments"], found["closed"]) == (2, True)
         start("lab-a")
-        assert "Nothing is to be trained" in ended("lab-a")
+        assert "There is nothing to train" in ended("lab-a")
     finally:
         for process in members.values():
             if process.poll() is None:

@@ -286,7 +286,7 @@ def test_a_published_run_can_be_joined_and_a_second_publication_changes_nothing(
     assert world.create(folder) == 0
     assert world.publish(folder, "--replace") == 0
     shown = capsys.readouterr().out
-    assert "all of them right" in shown
+    assert "all correct" in shown
     assert "pages at both ends" in shown
     spec = open_folder(folder).spec
     assert spec is not None
