@@ -44,7 +44,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
             # Whatever the report of a broken run stumbles over must not hide why the run broke.
             with suppress(Exception):
                 _write_report(network, time.monotonic() - began)
-                table.say(f"the report as far as it goes: {plan.folder / 'report.json'}")
+                table.say(f"the report so far: {plan.folder / 'report.json'}")
             raise
         finally:
             network.close()

@@ -111,7 +111,7 @@ def test_without_a_round_it_is_the_newest_decided_one(
     assert "no validator had named this state" in (tmp_path / "out" / "README.md").read_text()
     status, text = murmur("export", "--verify", tmp_path / "out", run)
     assert status == 0
-    assert "nobody names it on chain yet, it follows from the selections" in text
+    assert "no validator names it on chain yet, it follows from the selections" in text
 
 
 def test_an_fp32_export_is_proved_by_the_chain_alone(
@@ -222,7 +222,7 @@ def test_where_the_chain_has_forgotten_what_was_said_nothing_is_taken_for_the_ru
 def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str, made: Made, tmp_path: Path) -> None:
     made(tmp_path / "there")
     for words, told in (
-        ((run, tmp_path / "there"), "is there already"),
+        ((run, tmp_path / "there"), "exists already"),
         ((run, tmp_path / "out", "--round", 99), f"states from round 0 to {ROUNDS}"),
         ((run, tmp_path / "out", "--round", -1), "states from round 0"),
         ((run,), "name the run and the folder"),
