@@ -26,22 +26,18 @@ from node.state.saved import SealedRound
 from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
 from protocol.cluster import GROUP, Claim, ClusterSpec, Record, digest_of
-from protocol.errors import ConfigError, OutOfSync, StorageError
+from protocol.errors import ConfigError, StorageError
 from protocol.types import Digest, Page, PeerId
 from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
 from rounds.contribution import Diverged, Work
 from rounds.other_members import OtherMembers
-from rounds.recovery import Recovery
+from rounds.recovery import Recovery, RunElsewhere
 from rounds.upkeep import Upkeep
 from storage.exchange import Data, Fault
 from training.shards import Shards
 
 TOLD_SECONDS = 60.0
-
-
-class RunElsewhere(OutOfSync):
-    """The run stands at another theta than we."""
 
 
 class Member:

@@ -6,7 +6,7 @@ from loguru import logger
 
 from node.cluster.rejoin import from_checkpoint, from_genesis
 from node.fetch.payloads import Lacking
-from protocol.errors import StorageError
+from protocol.errors import OutOfSync, StorageError
 
 if TYPE_CHECKING:
     from rounds.member import Member
@@ -15,6 +15,10 @@ LONGEST_PAUSE = 600.0
 """Seconds between two tries to come to the run's theta: each may fetch the whole model."""
 LOST_SILENCES = 6.0
 """We ask other members so many times `silent_seconds` for what the bucket has lost, before we look for a checkpoint."""
+
+
+class RunElsewhere(OutOfSync):
+    """The run has another theta than we."""
 
 
 class Recovery:
