@@ -183,7 +183,7 @@ class SubtensorChain:
             else:
                 last, waited = middle, found
         if waited is None:
-            raise ChainError(f"where weights of block {set_in} stand was decided in a pruned block", STATE_PRUNED)
+            raise ChainError(f"the state that shows when weights of block {set_in} took effect is pruned", STATE_PRUNED)
         return first
 
     def _epochs_of(self, block: int, final: int) -> Sequence[int]:
@@ -310,5 +310,5 @@ class SubtensorChain:
 
     def _signing_wallet(self) -> "Wallet":
         if self._wallet is None:
-            raise ConfigError("this chain was opened without a wallet, to read only")
+            raise ConfigError("this chain was opened without a wallet, only to read")
         return self._wallet

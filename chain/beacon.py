@@ -77,7 +77,7 @@ def open(sealed: bytes, private_key: bytes) -> bytes:
         own = mine.public_key().public_bytes_raw()
         return _cipher(shared, sender + own).decrypt(nonce, box, None)
     except InvalidTag:
-        raise ValueError("the weights were sealed to another key, or changed since") from None
+        raise ValueError("the weights were sealed to another key, or changed afterwards") from None
 
 
 def public_key(private_key: bytes) -> bytes:
@@ -104,7 +104,7 @@ def _take(data: bytes, at: int, item_bytes: int) -> tuple[bytes, int]:
     """Return the items of a vector that begins at `at`, as bytes, and where it ends."""
     head = data[at : at + 2]
     if not head or head[0] & 2 or len(head) <= head[0] & 1:
-        raise ValueError("sealed weights with a length that is none")
+        raise ValueError("sealed weights with an invalid length")
     wide = head[0] & 1
     first = at + 1 + wide
     end = first + item_bytes * (int.from_bytes(head[: 1 + wide], "little") >> 2)

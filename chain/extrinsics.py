@@ -92,8 +92,8 @@ def refused(error: Any, block: int | None) -> ChainError:
     if "discarded" in str(error).lower():
         where = f"block {block}" if block is not None else "that block"
         return ChainError(
-            f"{where} is below the pruning horizon of this chain node: its state is gone there; "
-            "name an archive (--archives), or take what is needed from a peer's checkpoint",
+            f"{where} is below the pruning horizon of this chain node: the node has deleted that state. Name "
+            "an archive (--archives), or start from a peer's checkpoint",
             STATE_PRUNED if block is not None else None,
         )
     code = _code(error, str(error))

@@ -78,7 +78,7 @@ class Finality:
                 break
         raise ChainError(
             f"block {block} was not final within {timeout_seconds:.1f} s: the last final block seen is {self._final}"
-            + (f", the last trouble: {trouble}" if trouble else "")
+            + (f", the last fault: {trouble}" if trouble else "")
         )
 
     def _header(self, block: int) -> Header:
@@ -107,13 +107,13 @@ class Finality:
             except ChainError as error:
                 if self._final < 0:
                     raise
-                logger.debug("a finalised head that cannot be read is not believed", block=number, error=str(error))
+                logger.debug("the finalised head cannot be read: ignoring it", block=number, error=str(error))
             else:
                 self._final, self._contradictions = number, 0
         elif number < self._final:
             self._contradictions += 1
             if self._contradictions >= _CONTRADICTIONS and not self._confirmed(self._final):
-                logger.warning("block {old} is not final after all: {new} is", old=self._final, new=number)
+                logger.warning("block {old} is not final after all, but {new} is", old=self._final, new=number)
                 self._final, self._contradictions = number, 0
                 self._headers.clear()
                 self._forget()

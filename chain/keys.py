@@ -64,8 +64,8 @@ def require_sdk() -> None:
     """Raise ConfigError where Bittensor's SDK is not installed: only the chain needs it."""
     if find_spec("bittensor") is None:
         raise ConfigError(
-            "Bittensor's SDK is not installed, which a run on a chain needs: "
-            "pip install -c constraints.txt -e '.[chain]'. A cluster needs none (murmur cluster)"
+            "a run on a chain needs Bittensor's SDK, which is not installed: pip install -c constraints.txt "
+            "-e '.[chain]'. A cluster needs none (murmur cluster)"
         )
 
 

@@ -69,7 +69,7 @@ class Submissions:
                         return block
                     if error.code is not None:
                         raise
-                    logger.warning("submission lost sight of, reading the chain back", error=str(error))
+                    logger.warning("cannot find our submission: reading recent blocks again", error=str(error))
                     lost = error
                 while (now := watch.look()) is not None and now < head + UNSEEN_BLOCKS:
                     block = _found(written)
@@ -80,7 +80,7 @@ class Submissions:
             block = _found(written)
             if block is not None:
                 return block
-            raise ChainError(f"{watch.why}{f'; the last trouble: {lost}' if lost else ''}")
+            raise ChainError(f"{watch.why}{f'; the last fault: {lost}' if lost else ''}")
 
     def _attempt(self, send: Send, again: bool, head: int, watch: "_Watch") -> int:
         """Send at `head` and return the block that includes it. ChainError without a code when none does in time."""

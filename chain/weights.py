@@ -192,8 +192,8 @@ async def _seal(
         return beacon.seal(beacon.encode(said), key), epoch + reveal_epochs
     if key != _QUICKNET:
         raise ChainError(
-            "weights are committed sealed on this chain, to a beacon that is not drand's quicknet: nobody could say "
-            "who opens them. Only a run whose spec says that it is local may use a chain with a beacon of its own",
+            "weights are sealed on this chain to a beacon other than drand's quicknet, so it is unknown who "
+            "can open them. Only a local run may use such a chain",
             code=UNKNOWN_BEACON,
         )
     # Untyped native module, loaded on use.

@@ -38,7 +38,7 @@ def play(
     """Run `rounds` rounds of a preset or a file; return the results. Raises ConfigError when a process does not
     start."""
     if not 1 <= members <= 16 or not 0 <= kills <= 100 or rounds < 1:
-        raise ConfigError("a demo has 1 to 16 members, 0 to 100 kills and a round at least")
+        raise ConfigError("a demo needs 1 to 16 members, 0 to 100 kills and at least one round")
     say: Callable[[str], None] = (lambda line: None) if quiet else (lambda line: print(line, flush=True))  # noqa: T201
     processes = _prepare(folder)
     try:
@@ -57,7 +57,7 @@ def play(
     say(
         f"{result['rounds']} rounds, replicas {'identical' if result['identical'] else 'NOT IDENTICAL'}, loss "
         f"{result['loss_first']:.2f} -> {result['loss_last']:.2f}, {result['kills']} kills, "
-        f"{result['repeated_steps']} steps made again by those that survived"
+        f"{result['repeated_steps']} steps repeated by the surviving members"
     )
     return result
 

@@ -36,32 +36,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_counts,
         default=(),
         metavar="N,N,...",
-        help="processes that each honest miner trains on, in order (default 1 each): several share one model",
+        help="processes for each honest miner, in order (default 1 each): several processes share one model",
     )
     parser.add_argument(
         "--preset",
         choices=list(PRESETS),
         default=TINY,
-        help="what to train: a tiny model, or one whose payloads travel in parts, for which every node takes 2 GB of "
+        help="size of the model: tiny, or one whose payloads travel in parts, for which every node needs 2 GB of "
         "memory (default %(default)s)",
     )
     parser.add_argument(
         "--up", type=float, metavar="Mb/s", help="uplink of every node, 10^6 bits a second, with --down (default: none)"
     )
-    parser.add_argument("--down", type=float, metavar="Mb/s", help="its downlink: what it receives from all buckets")
+    parser.add_argument("--down", type=float, metavar="Mb/s", help="downlink of every node: its rate from all buckets")
     parser.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
     parser.add_argument(
         "--chaos",
         type=int,
         metavar="SEED",
-        help="kill, freeze, wipe and cut off processes while the network runs, the store and the chain too, and let a "
-        "newcomer join; the seed says what happens when",
+        help="kill, freeze, wipe and cut off processes while the network runs, also the store and the chain, and "
+        "let a newcomer join; the seed decides when",
     )
     parser.add_argument(
         "--store",
         type=Path,
         metavar="READY.json",
-        help="use an S3 server that runs already, with the buckets and keys in this file, in place of our own "
+        help="use a running S3 server, with the buckets and keys in this file, instead of our own "
         "(docs/local-network.md)",
     )
     parser.add_argument(
@@ -136,7 +136,7 @@ def _check(options: argparse.Namespace) -> None:
         if not least <= getattr(options, name) <= most:
             raise ConfigError(f"--{name} is {getattr(options, name)}, expected {least} to {most}")
     if options.chaos is not None and options.store is not None:
-        raise ConfigError("--chaos kills the network's own object store, and --store names somebody's: leave one out")
+        raise ConfigError("--chaos kills the network's own object store, but --store names another: leave one out")
     if options.up is not None or options.down is not None:
         given = [link for link in (options.up, options.down) if link is not None and 1e-6 <= link < 1e9]
         if len(given) < 2:
@@ -144,7 +144,9 @@ def _check(options: argparse.Namespace) -> None:
                 f"--up is {options.up}, --down is {options.down}: expected two numbers above 0, in megabits a second"
             )
         if options.chaos is not None or options.store is not None:
-            raise ConfigError("--up and --down are links to the network's own store, and --chaos has its own: choose")
+            raise ConfigError(
+                "--up and --down limit the network's own store, and --chaos has its own limits: choose one"
+            )
     if len(options.ranks) > options.miners or not all(1 <= count <= 8 for count in options.ranks):
         raise ConfigError(
             f"--ranks {','.join(map(str, options.ranks))}: expected at most one number, 1 to 8, for each of the "

@@ -20,14 +20,15 @@ MOST_RECORDED_BYTES = 64 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "A development chain and an S3 server, with wallets, buckets and configurations for an owner, validators and "
-        "miners that are started by hand (docs/start-a-run.md). It serves until it is stopped, and is new every time."
+        "A development chain and an S3 server, with wallets, buckets and configurations for an owner, "
+        "validators and miners that you start by hand (docs/start-a-run.md). It runs until you stop it, and "
+        "every start is a new one."
     )
-    parser.add_argument("--folder", type=Path, help="where everything is kept (default runs/<time>)")
+    parser.add_argument("--folder", type=Path, help="folder for everything (default runs/<time>)")
     parser.add_argument("--validators", type=int, default=1, help="(default %(default)s)")
     parser.add_argument("--miners", type=int, default=2, help="(default %(default)s)")
     parser.add_argument(
-        "--block-seconds", type=float, default=BLOCK_SECONDS, help="from one block to the next (default %(default)s)"
+        "--block-seconds", type=float, default=BLOCK_SECONDS, help="time between blocks (default %(default)s)"
     )
 
 

@@ -32,7 +32,7 @@ def network_config(program: str, folder: Path, flags: Mapping[str, Any] | None =
     folder that is no local network's."""
     nodes = sorted(folder.glob("nodes/*/node.toml"))
     if not nodes:
-        raise ConfigError(f"{folder} is no run folder of a local network: it has no nodes/NAME/node.toml")
+        raise ConfigError(f"{folder} is not the run folder of a local network: it has no nodes/NAME/node.toml")
     return load_network(program, {**(flags or {}), "config": str(nodes[0])}, {})
 
 
@@ -41,8 +41,8 @@ def open_folder(folder: Path, config: NetworkConfig) -> reader.Opened:
     run, ChainError, StorageError."""
     if not (folder / FOLDER).is_dir():
         raise ConfigError(
-            f"{folder} has no recorded objects yet: its network is still starting, never got as far as a run, or was "
-            "made by an older release"
+            f"{folder} has no recorded objects: its network is still starting, ended before its run began, or "
+            "is of an older release"
         )
     return reader.open_recorded(config, open_recorded(folder / "chain"), verify, opener(folder), folder)
 

@@ -50,7 +50,7 @@ _LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "ma
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT (status 0), or until the server dies (1)."""
     parser = argparse.ArgumentParser(prog="python -m localnet.seaweed", description="S3 server of a local network")
-    parser.add_argument("--folder", type=Path, required=True, help="everything that the server keeps; ready.json")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the server's data; ready.json")
     parser.add_argument("names", nargs="+", metavar="NAME", help="a peer: 3 to 63 of a-z, 0-9 and '-'")
     options = parser.parse_args(arguments)
     try:
@@ -104,7 +104,7 @@ def _check(names: Sequence[str]) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot be a bucket: expected 3 to 63 of a-z, 0-9 and '-'")
     if len(set(names)) != len(names):
-        raise ConfigError(f"a name stands there twice: {' '.join(names)}")
+        raise ConfigError(f"a name is given twice: {' '.join(names)}")
 
 
 def _weed() -> Path:

@@ -48,7 +48,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
             # A failure of this report must not hide why the run broke.
             with suppress(Exception):
                 _write_report(network, time.monotonic() - began)
-                table.say(f"the report as far as it goes: {plan.folder / 'report.json'}")
+                table.say(f"the report so far: {plan.folder / 'report.json'}")
             raise
         finally:
             network.close()

@@ -52,7 +52,7 @@ def read_ready(path: Path, names: Iterable[str] = ()) -> StoreReady:
     try:
         body = json.loads(path.read_text())
     except (OSError, ValueError) as fault:
-        raise ConfigError(f"{path} is no credentials file of a store: {fault}") from None
+        raise ConfigError(f"{path} is not a credentials file of a store: {fault}") from None
     faults = list(_faults(body, names))
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
@@ -84,11 +84,11 @@ def _faults(body: object, names: Iterable[str]) -> Iterator[str]:
         yield f"endpoint: {fault}"
     else:
         yield from (f"users.{name}: {fault}" for name, user in users.items() if (fault := _fault_of(endpoint, user)))
-    yield from (f"nothing about {name}: every member has a bucket and two keys" for name in names if name not in users)
+    yield from (f"no entry for {name}: every member needs a bucket and two keys" for name in names if name not in users)
     buckets = [user["bucket"] for user in users.values() if isinstance(user, dict) and "bucket" in user]
     for number, bucket in enumerate(buckets):
         if bucket in buckets[:number]:
-            yield f"bucket {bucket!r} stands there twice: everybody has one alone"
+            yield f"bucket {bucket!r} is given twice: every member needs its own"
 
 
 def _fault_of(endpoint: str, user: object) -> str | None:
@@ -98,7 +98,7 @@ def _fault_of(endpoint: str, user: object) -> str | None:
     if wrong:
         return f"{', '.join(wrong)}: expected text"
     if user["write_access_key"] == user["read_access_key"]:
-        return "the write key is the read key, which is published"
+        return "the write key equals the read key, which is published"
     return _refused(Pointer(endpoint, user["bucket"], user["read_access_key"], user["read_secret_key"]))
 
 

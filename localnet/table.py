@@ -105,7 +105,7 @@ class Table:
         try:
             network.open_weights()
         except ChainError as fault:
-            self.say(f"the chain does not go on ({fault}): {_sets(pending)} not opened", "yellow")
+            self.say(f"the chain makes no blocks ({fault}): {_sets(pending)} not opened", "yellow")
             return
         until = time.monotonic() + REVEAL_SECONDS
         with self.status("the last weights"):
@@ -125,7 +125,7 @@ class Table:
         if index == 0:
             self._row(Text(_header(), "bold"), Text("contributing | not", "bold"))
         if row is None:
-            self.say(f"round {index}: every node was brought past it by catch-up", "yellow")
+            self.say(f"round {index}: every node skipped it by catch-up", "yellow")
         else:
             self._row(_numbers(row), _who(row, names))
         self._rows += 1
@@ -174,7 +174,7 @@ class Table:
         refused = summary["weights_refused"]
         self._print(
             Text.assemble(
-                f"weights: {summary['weights_set']} sets, {summary['weights_standing']} stand on chain, ",
+                f"weights: {summary['weights_set']} sets, {summary['weights_standing']} are on chain, ",
                 (f"{refused} refused", "red" if refused else ""),
                 f", {summary['weights_pending']} not revealed yet",
             )

@@ -46,7 +46,7 @@ class Opened:
                 raise
             close = get_close_matches(text, self.names.values(), n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(self.names.values()))}"
-            raise ConfigError(f"{what}: nobody is called {text[:80]!r} here; {hint}") from None
+            raise ConfigError(f"{what}: there is no {text[:80]!r} here; {hint}") from None
 
     def called(self, peer: PeerId) -> str:
         """Return a peer as text: its name where that is known."""

@@ -24,7 +24,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", help="SS58 hotkey of the run's owner, whose slot on chain names the run")
     parser.add_argument("--spec", help="the run's spec as a TOML file, instead of --owner")
     parser.add_argument("--data", help="folder of tokenised shards; default: fetched into home from the run's owner")
-    parser.add_argument("--home", help="folder for what is fetched (default ~/.murmur)")
+    parser.add_argument("--home", help="folder for fetched files (default ~/.murmur)")
 
 
 def named_peer(address: str, what: str) -> PeerId:
@@ -39,5 +39,5 @@ def flags_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options as a node's flags. Raises ConfigError."""
     flags = {name: value for name in NAMES if (value := getattr(options, name)) is not None}
     if options.run is not None and flags:
-        raise ConfigError("--run says everything about a local network: leave out the other flags")
+        raise ConfigError("leave out the other flags: --run already says which local network it is")
     return flags

@@ -9,9 +9,9 @@ MISSING = "murmur sft needs the extra `post`, which is not installed: pip instal
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Fine-tune an export on chats, with loss on the assistant's turns, in the recipe's stages, one by one. "
-        "The same command goes on where a process ended. Several GPUs: torchrun --nproc-per-node 8 before it, which "
-        "shards the model (FSDP). What memory and time it takes: murmur plan --sft."
+        "Fine-tune an export on chats, with loss on the assistant's turns, in the recipe's stages. After an "
+        "interruption, run the same command again. For several GPUs, put `torchrun --nproc-per-node 8` before "
+        "it, which shards the model (FSDP). For memory and time: murmur plan --sft."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="an export (murmur export)")
     parser.add_argument(

@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="SOURCE",
-        help="botocore (API documentation that is installed already), a folder, a file, or hf:NAME; repeat it to mix",
+        help="botocore (API documentation that is already installed), a folder, a file, or hf:NAME; repeat it to "
+        "mix sources",
     )
     build.add_argument(
         "--weight",
@@ -36,23 +37,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         required=True,
-        help="folder for the shards; must not hold a data set yet. What an earlier build was cut short in goes on",
+        help="folder for the shards; it must not hold a data set yet. An interrupted build continues",
     )
-    build.add_argument("--seed", type=int, default=0, help="of the order of documents (default %(default)s)")
+    build.add_argument("--seed", type=int, default=0, help="seed of the order of documents (default %(default)s)")
     build.add_argument("--limit-bytes", type=int, help="stop after this much text of each source")
     build.add_argument("--held-out", type=float, default=0.05, help="share kept from training (default %(default)s)")
     build.add_argument("--tokenizer", type=Path, help="a tokenizer.json; default: bytes")
     build.add_argument(
-        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="at work (default %(default)s); same result"
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes (default %(default)s); the result is the same",
     )
 
     join = actions.add_parser(
         "join",
-        help="put data sets one behind the other",
-        description="Put data sets one behind the other: a run that goes on with another mix finds it further back.",
+        help="join data sets end to end",
+        description="Join data sets end to end: a run that switches to another mix finds it in the later part.",
     )
     join.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="data sets of one tokenizer, in this order")
-    join.add_argument("--out", type=Path, required=True, help="folder for all of them; must not hold a data set yet")
+    join.add_argument(
+        "--out", type=Path, required=True, help="folder for the joined set; it must not hold a data set yet"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

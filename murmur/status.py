@@ -16,7 +16,7 @@ _INDENT = "  "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="with --run: which nodes (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="with --run: names of nodes (default: all)")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="run folder of a local network")
     parser.add_argument("--config", metavar="FILE", help="TOML file of a node, for its home")
     parser.add_argument("--home", help="folder of the node's state (default ~/.murmur)")
@@ -60,18 +60,18 @@ def _homes(options: argparse.Namespace) -> list[Path]:
         from node.config.settings import load_home
 
         if options.names:
-            raise ConfigError("names of nodes go with --run")
+            raise ConfigError("names of nodes need --run")
         flags = {name: value for name in ("config", "home") if (value := getattr(options, name)) is not None}
         home = load_home(flags, os.environ)
         if not home.is_dir():
-            raise ConfigError(f"{home} is no node's home: give --home, --config or --run")
+            raise ConfigError(f"{home} is not a node's home: give --home, --config or --run")
         return [home]
     known = {path.parent.name: path.parent for path in sorted(options.run.glob("nodes/*/node.toml"))}
     if not known:
-        raise ConfigError(f"{options.run} is no run folder of a local network: it has no nodes/NAME/node.toml")
+        raise ConfigError(f"{options.run} is not the run folder of a local network: it has no nodes/NAME/node.toml")
     unknown = [name for name in options.names if name not in known]
     if unknown:
-        raise ConfigError(f"there is no node {unknown[0][:80]!r} in {options.run}: it has {', '.join(known)}")
+        raise ConfigError(f"node {unknown[0][:80]!r} is not in {options.run}: its nodes are {', '.join(known)}")
     return [known[name] for name in options.names or known]
 
 

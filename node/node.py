@@ -75,7 +75,7 @@ class _Decision:
         """Await the decision and return it. Raises the error of `wait`."""
         self._task.join()
         if self._found is None:
-            raise self._fault or ChainError("nobody has said what is agreed")
+            raise self._fault or ChainError("no validator has posted a word")
         return self._found
 
 
@@ -129,7 +129,9 @@ class Node(Follower):
         try:
             self.doors.bucket.abort_unfinished("", timeout_seconds=ABORT_SECONDS)
         except StorageError as fault:
-            logger.warning("unfinished uploads of an earlier start may stay in our bucket: {fault}", fault=str(fault))
+            logger.warning(
+                "could not remove unfinished uploads of an earlier start from our bucket: {fault}", fault=str(fault)
+            )
 
     def advance(self, round: int) -> list[Applied]:
         """Apply agreed selections until our state is the one at the start of `round`. Return the results, in order. A
@@ -150,7 +152,7 @@ class Node(Follower):
                 if self.at_tip and (decision := self._agreed_in(current)) is not None:
                     applied.append(self._apply(current, decision))
                     continue
-                why = "the run stands elsewhere"
+                why = "the run is at another state"
             except OutOfSync as fault:
                 why = str(fault)
             except ChainError as fault:
@@ -181,7 +183,7 @@ class Node(Follower):
             with self.timeline.begin("download") as download:
                 opened = self._gather_likely(round)
         except ChainError as fault:
-            logger.debug("round {round}: nothing is expected: {fault}", round=round, fault=str(fault))
+            logger.debug("round {round}: cannot predict the selection: {fault}", round=round, fault=str(fault))
             return False
         if opened is None:
             return False
@@ -281,7 +283,7 @@ class Node(Follower):
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
-            logger.warning("where the run stands cannot be read: {fault}", fault=str(fault))
+            logger.warning("cannot read the run's current state: {fault}", fault=str(fault))
             if tip is not None and tip.link == link != first_link(self.run.id):
                 self._followed = Followed.ON_THE_WAY  # our state was on the run's way when we last could read it
         if self._followed is Followed.YES:
@@ -306,7 +308,7 @@ class Node(Follower):
             try:
                 self.before_apply(selection)
             except StorageError as fault:
-                logger.warning("an agreed selection is not published yet: {fault}", fault=str(fault))
+                logger.warning("could not publish an agreed selection yet: {fault}", fault=str(fault))
                 return
             at = selection.previous
 
@@ -320,7 +322,7 @@ class Node(Follower):
                 told = [(newest.round, newest.head)]
                 follow(self, self.state, adopted(self.run, told, self.doors, self.state.store.run.read, self.time))
         except (StorageError, OutOfSync) as fault:
-            logger.debug("which amendments hold is not told: {fault}", fault=str(fault))
+            logger.debug("cannot find out which amendments are in force: {fault}", fault=str(fault))
         return self.run.head != head
 
     def _apply(self, round: int, decision: Agreed) -> Applied:
@@ -381,7 +383,7 @@ class Node(Follower):
                 )
             except Lacking as fault:
                 if self.time.now() > give_up:
-                    raise OutOfSync(f"round {selection.round} cannot be had from any source: {fault}") from None
+                    raise OutOfSync(f"round {selection.round} cannot be fetched from any source: {fault}") from None
                 if said != (lacked := frozenset(fault.peers)) and say_wanted(self, fault.round, lacked):
                     said = lacked
                 logger.warning("{fault}; trying again", fault=str(fault))
@@ -399,7 +401,7 @@ class Node(Follower):
             peers = self.doors.chain.peers(min(last, head))
             timeout = self.seconds_until(self.clock.words_by(round))
         except ChainError as fault:
-            logger.debug("round {round}: nothing is fetched early: {fault}", round=round, fault=str(fault))
+            logger.debug("round {round}: cannot fetch payloads early: {fault}", round=round, fault=str(fault))
             return
         spec, again = self.run.spec_at(round), self._likely
         promises = {

@@ -55,7 +55,7 @@ def standing(run: Run, doors: Doors) -> Standing:
     except (StorageError, InvalidMessage) as fault:
         return Standing(block, run, (), f"it cannot be read: {fault}", slot)
     if previous != run.head:
-        return Standing(block, run, (), "it does not build on the last amendment that is settled", slot)
+        return Standing(block, run, (), "it does not build on the last settled amendment", slot)
     last = clock.start(clock.round_at(block)) - 1 if block >= clock.start(0) else -1
     followed = _followed(run, doors, block)
     if followed in {amendment.digest for amendment in fresh}:
@@ -66,7 +66,7 @@ def standing(run: Run, doors: Doors) -> Standing:
     planned = run
     for amendment in fresh:
         if run.settled_by(amendment) <= last:
-            why = f"the one for round {amendment.from_round} came too late, so far as this chain node knows"
+            why = f"the one for round {amendment.from_round} came too late, according to this chain node"
             return Standing(block, run, tuple(pending), why, slot)
         try:
             planned = planned.amended([amendment])
@@ -99,11 +99,11 @@ def proposed(standing: Standing, fields: Mapping[str, Any]) -> Amendment:
     try:
         amendment = Amendment.model_validate({"previous": standing.planned.head.hex(), **fields})
     except ValidationError as fault:
-        raise ConfigError("this is no amendment:\n" + fault_lines(fault)) from None
+        raise ConfigError("this is not a valid amendment:\n" + fault_lines(fault)) from None
     standing.planned.amended([amendment])
     require_in_time(standing, amendment)
     if len(standing.planned.amendments) >= MAX_AMENDMENTS:
-        raise ConfigError(f"the run has {MAX_AMENDMENTS} amendments, and nobody follows more")
+        raise ConfigError(f"the run has {MAX_AMENDMENTS} amendments, and nodes follow no more")
     return amendment
 
 
@@ -112,9 +112,9 @@ def require_in_time(standing: Standing, amendment: Amendment) -> None:
     earliest = earliest_round(standing.run, standing.block)
     if amendment.from_round < earliest:
         raise ConfigError(
-            f"it is too late for round {amendment.from_round}: an amendment has to stand on chain, final, before the "
-            "round before the one from which it holds, and everybody refuses one that comes later. The earliest is "
-            f"round {earliest} (now: {standing.run.clock.round_at(standing.block)})"
+            f"it is too late for round {amendment.from_round}: it has to be final on chain before the round "
+            f"that precedes its first one, or every node refuses it. The earliest is round {earliest} (now: "
+            f"{standing.run.clock.round_at(standing.block)})"
         )
 
 

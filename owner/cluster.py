@@ -42,8 +42,9 @@ def require_store(bucket: RangedBucket) -> None:
     """Raise ConfigError for a store without exclusive creation: it could hold two records of a round."""
     if not creates_once(bucket, timeout_seconds=TRIAL_SECONDS):
         raise ConfigError(
-            "this store does not create an object only where there is none (If-None-Match: *): two members could close "
-            "one round differently. Take a store that does: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, MinIO"
+            "this store overwrites an object that exists (it ignores If-None-Match: *), so two members could "
+            "close one round differently. Use another store: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, "
+            "MinIO"
         )
 
 

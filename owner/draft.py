@@ -100,6 +100,7 @@ def require_turns(data: Shards) -> None:
     """Raise ConfigError for a data set whose vocabulary has no ids for turns: once there is a model it is too late."""
     if data.index.tokenizer_config is None:
         raise ConfigError(
-            "the data set has no token ids for chat turns, since an earlier release has built it, and the vocabulary "
-            "of a run never changes: nobody could fine-tune its model to chat. Build it again: murmur shards build"
+            "the data set has no token ids for chat turns, because an earlier release built it. The "
+            "vocabulary of a run never changes, so its model could not be fine-tuned to chat. Build the data "
+            "set again: murmur shards build"
         )

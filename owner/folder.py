@@ -58,8 +58,7 @@ def open_folder(path: Path) -> RunFolder:
         return RunFolder(path, body["spec"], Path(body["data"]))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} holds no run: {DRAFT} is missing. Make one, or go on with one that was cut short: murmur run "
-            "create"
+            f"{path} contains no run: {DRAFT} is missing. Create one, or continue an interrupted one: murmur run create"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise ConfigError(f"{file} cannot be read ({fault}): create the run again in another folder") from None

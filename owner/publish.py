@@ -127,7 +127,7 @@ def _insist(work: Callable[[], None]) -> None:
         try:
             return work()
         except (AccessDenied, ObjectMissing) as fault:
-            raise ConfigError(f"the bucket does not take what is published: {fault}. Check its name and keys") from None
+            raise ConfigError(f"cannot upload to the bucket: {fault}. Check its name and keys") from None
         except StorageError:
             if tried == TRIES - 1:
                 raise
@@ -169,8 +169,8 @@ def await_named(doors: Doors, digest: Digest, block: int) -> None:
     slot = own_slot(doors)
     if slot is None or slot.amendment != digest:
         raise ConfigError(
-            f"the owner's slot does not name what was posted in block {block}: another program with this hotkey has "
-            "written over it a moment later, or a fork has dropped it. Run the same command again"
+            f"the owner's slot does not name the post of block {block}: another program with this hotkey has "
+            "overwritten it, or a fork has dropped it. Run the same command again"
         )
 
 

@@ -40,13 +40,13 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     doors, run = reader.open_run(config, home)
     if run.id != expected:
         raise ConfigError(
-            f"the owner's slot leads to run {run.id.hex()[:16]}, published was {expected.hex()[:16]}: another program "
-            "with this hotkey has written over it. Run the same command again"
+            f"the owner's slot leads to run {run.id.hex()[:16]}, but {expected.hex()[:16]} was published: "
+            "another program with this hotkey has overwritten the slot. Run the same command again"
         )
     yield f"spec: the owner's slot leads to run {run.first.name} ({run.id.hex()[:16]})"
     bucket = _bucket(run, doors)
     num_bytes = _theta(run, bucket, home, tell)
-    yield f"theta_0: {num_bytes:,} bytes, all of them right"
+    yield f"theta_0: {num_bytes:,} bytes, all correct"
     copies = Copies(run, doors, home / INDEX)
     shards = (
         open_data(config, run, doors, home)
@@ -57,7 +57,7 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     for name, digest in shards.index.tokenizer_files.items():
         _whole(bucket, digest, name, TOKENIZER_MAX_BYTES)
     if not with_data:
-        yield "data: the index; shards were not put up, so every node needs --data"
+        yield "data: the index; shards were not uploaded, so every node needs --data"
         return
     _sizes(shards, bucket)
     for split in (shards.train, shards.held_out):
@@ -110,8 +110,8 @@ def _hashed(bucket: RangedBucket, digest: Digest, before: int, total: int, tell:
     bucket.stream(key, take, first=0, num_bytes=facts.size_bytes, etag=facts.etag, timeout_seconds=seconds)
     if state.digest() != digest:
         raise ConfigError(
-            f"a file of theta_0 in the bucket is not what its name says ({digest.hex()[:16]}): delete that object "
-            f"({key}) and publish the run again"
+            f"a file of theta_0 in the bucket does not match its name ({digest.hex()[:16]}): delete that "
+            f"object ({key}) and publish the run again"
         )
     return have
 
@@ -120,9 +120,7 @@ def _whole(bucket: RangedBucket, digest: Digest, what: str, max_bytes: int) -> b
     """Return a small object, verified by its digest."""
     data = bucket.get(keys.blob(digest), max_bytes=max_bytes, timeout_seconds=READ_SECONDS)
     if sha256(data).digest() != digest:
-        raise ConfigError(
-            f"{what} in the bucket is not what its name says: delete {keys.blob(digest)} and publish again"
-        )
+        raise ConfigError(f"{what} in the bucket does not match its name: delete {keys.blob(digest)} and publish again")
     return data
 
 
@@ -134,7 +132,7 @@ def _sizes(shards: Shards, bucket: RangedBucket) -> None:
         for digest, num_bytes in ((entry.digest, size), (entry.leaves_digest, leaves_bytes(size))):
             facts = bucket.head(keys.blob(digest), timeout_seconds=READ_SECONDS)
             if facts is None or facts.size_bytes != num_bytes:
-                raise ConfigError(f"{keys.blob(digest)}, of {entry.file}, is not whole: publish the run again")
+                raise ConfigError(f"{keys.blob(digest)}, of {entry.file}, is not complete: publish the run again")
 
     with ThreadPoolExecutor(BESIDE) as pool:
         for _ in pool.map(look, (*index.train, *index.held_out)):

@@ -67,7 +67,7 @@ def messages_of(row: Row) -> list[dict[str, str]]:
         except (ValueError, RecursionError) as fault:
             raise BadRow(f"is not JSON ({fault})") from None
     if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list) or not row["messages"]:
-        raise BadRow('is no object with a list of "messages"')
+        raise BadRow('is not an object with a list of "messages"')
     found = []
     for place, message in enumerate(row["messages"]):
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
@@ -78,10 +78,10 @@ def messages_of(row: Row) -> list[dict[str, str]]:
             raise BadRow(f"has half a character, a lone surrogate, in message {place + 1}") from None
         if message.get("role") not in ROLES:
             role = str(message.get("role"))[:40]
-            raise BadRow(f"has the role {role!r} in message {place + 1}: known are {', '.join(ROLES)}")
+            raise BadRow(f"has the role {role!r} in message {place + 1}: the known roles are {', '.join(ROLES)}")
         found.append({"role": message["role"], "content": message["content"]})
     if not any(message["role"] == "assistant" and message["content"] for message in found):
-        raise BadRow("holds no turn in which the assistant says something")
+        raise BadRow("has no turn of the assistant")
     return found
 
 
@@ -103,7 +103,7 @@ class Turns:
                 messages, chat_template=self.template, return_dict=True, return_assistant_tokens_mask=True
             )
         except TemplateError as fault:
-            raise BadRow(f"is none by the tokenizer's chat template ({fault})") from None
+            raise BadRow(f"does not fit the tokenizer's chat template ({fault})") from None
         ids, said = list(found["input_ids"]), found["assistant_masks"]
         return {
             "input_ids": ids,
@@ -115,7 +115,7 @@ class Turns:
         try:
             found = self.example([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         except BadRow as fault:
-            raise ConfigError(f"a question and its answer: it {fault}. Bring another chat template") from None
+            raise ConfigError(f"a question and its answer: it {fault}. Use another chat template") from None
         said = [token for token in found["labels"] if token != NO_LABEL]
         if not said or said[-1] not in self.tokenizer.all_special_ids:
             raise ConfigError(
@@ -142,7 +142,7 @@ def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path) -> None:
     for number, why in enumerate(found["wrong"]):
         if why:
             unit = "row" if source.startswith(HUB) else "line"
-            raise ConfigError(f"{source}, {unit} {number + 1} is no chat: it {why}")
+            raise ConfigError(f"{source}, {unit} {number + 1} is not a chat: it {why}")
     found.remove_columns("wrong").save_to_disk(str(partial))
     os.rename(partial, folder)
 

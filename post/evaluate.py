@@ -48,7 +48,7 @@ def parse_tasks(text: str) -> dict[str, int | None]:
             raise ConfigError(f"--tasks: {part!r} is not NAME:SHOTS")
         tasks[name] = int(shots) if colon else None
     if not tasks:
-        raise ConfigError(f"--tasks names none: give {', '.join(PRESETS)}, or lm-eval's names of tasks")
+        raise ConfigError(f"--tasks names no task: give {', '.join(PRESETS)}, or lm-eval's names of tasks")
     return tasks
 
 
@@ -101,8 +101,8 @@ def evaluate(
             )
         except OSError as fault:
             raise ConfigError(
-                f"lm-eval cannot have the data of a task ({fault}): it fetches them from the Hugging Face hub, or "
-                "reads the files that a task of your own names"
+                f"lm-eval cannot load the data of a task ({fault}). It fetches them from the Hugging Face hub, "
+                "or reads the files of your own task"
             ) from None
         for name, metrics in found["results"].items():
             numbers = {key: value for key, value in metrics.items() if isinstance(value, float | int)}
@@ -123,7 +123,7 @@ def _manager(tasks: Iterable[str], include: Path | None) -> Any:
     from lm_eval.tasks import TaskManager
 
     if include is not None and not include.is_dir():
-        raise ConfigError(f"--include: {include} is no folder of tasks")
+        raise ConfigError(f"--include: {include} is not a folder of tasks")
     manager = TaskManager(include_path=str(include) if include is not None else None)
     for name in tasks:
         if name not in manager.all_tasks:

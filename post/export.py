@@ -71,7 +71,7 @@ def write(
     plan = tensors.plan(spec.model, spec.layout, dtype, shard_bytes)
     written = tensors.write(folder, plan, state.theta, state.outer, told(tell, "written"))
     if dtype == "float32" and written != state.digest and not spec.momentum:
-        raise RuntimeError("the tensors that were written are not those whose digest was checked")
+        raise RuntimeError("the written tensors differ from those whose digest was checked")
     outer = Outer(
         rounds=state.outer.rounds,
         averages=[average.hex() for average in state.outer.averages],
@@ -118,8 +118,8 @@ def beside(folder: Path) -> Iterator[Path]:
             sync(folder.parent)
         except OSError as fault:
             raise ConfigError(
-                f"{partial} cannot be written ({fault.strerror}): an export needs room for its tensors and, while it "
-                "is made, for three times theta in fp32; nothing was left"
+                f"{partial} cannot be written ({fault.strerror}): an export needs room for its tensors and, "
+                "while it is made, for three times theta in fp32; the partial files were deleted"
             ) from None
         finally:
             rmtree(partial, ignore_errors=True)
@@ -145,7 +145,7 @@ def resumed(folder: Path) -> Iterator[Path]:
 def _begun(folder: Path) -> tuple[Path, int]:
     """Return DIR.partial, and the lock by which this process holds it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already: choose another folder, or remove it")
+        raise ConfigError(f"{folder} exists already: choose another folder, or remove it")
     partial = partial_of(folder)
     return partial, _locked(partial)
 

@@ -75,7 +75,7 @@ class Origin(Table):
 def parse_origin(data: bytes) -> Origin:
     """Parse murmur.json of any origin. Raises ConfigError when it is invalid, or when its run id is not its spec's."""
     if len(data) > MAX_ORIGIN_BYTES:
-        raise ConfigError(f"{ORIGIN} has {len(data)} bytes, no export's has")
+        raise ConfigError(f"{ORIGIN} has {len(data)} bytes, more than any export's")
     try:
         origin = Origin.model_validate_json(data)
     except ValidationError as fault:

@@ -136,7 +136,7 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
             _stages(ready, tell, say)
             _finish(ready, setting, partial)
         rmtree(partial / SPENT, ignore_errors=True)
-    say(f"{order.out}: the fine-tuned model; {TUNED} says what it was made of")
+    say(f"{order.out}: the fine-tuned model; {TUNED} names its sources")
 
 
 def _nobody(text: str) -> None:
@@ -155,11 +155,11 @@ def _check(order: Order, origin: Origin) -> None:
                 f"{order.sequences}: choose others"
             )
     if not order.on_cpu and not torch.cuda.is_available():
-        raise ConfigError("there is no GPU here that torch can use: leave out --device, or say cpu")
+        raise ConfigError("torch finds no GPU: leave out --device, or use cpu")
     if order.folder.resolve() in order.out.resolve().parents:
-        raise ConfigError(f"{order.out} lies in the export, which it would spoil: choose another --out")
+        raise ConfigError(f"{order.out} is inside the export and would damage it: choose another --out")
     if order.on_cpu and origin.run_spec.layout.num_parameters > 10**9:
-        raise ConfigError("a model of this size is not tuned on a CPU: there is no GPU here, or --device says cpu")
+        raise ConfigError("a model of this size cannot be tuned on a CPU: use a GPU, without --device cpu")
 
 
 def _turns(folder: Path) -> Turns:
@@ -200,7 +200,7 @@ def _same(read: Callable[[Path], Export], folder: Path) -> None:
     try:
         read(folder)
     except Differs as fault:
-        raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
+        raise ConfigError(f"{folder} does not match its own description: {fault}") from None
 
 
 def _trainable(ready: Ready) -> None:

@@ -121,8 +121,8 @@ class States:
                 found = Named(round, link, steps[0].theta)
         if found.link != first_link(self.run.id):
             raise StorageError(
-                f"nobody has the agreed selections between the newest, of round {self.newest}, and round {round}: try "
-                "again later, or export a newer round"
+                f"no validator has the agreed selections between the newest, of round {self.newest}, and round "
+                f"{round}: try again later, or export a newer round"
             )
         return found
 
@@ -146,8 +146,8 @@ class States:
                 self._tell(f"not {faults[-1]}")
         why = "; ".join(faults) or "no checkpoint that leads there is published"
         raise StorageError(
-            f"the state at the start of round {named.round} cannot be rebuilt ({why}). Payloads are kept for some "
-            "rounds only: the newest round is the surest"
+            f"the state at the start of round {named.round} cannot be rebuilt ({why}). Payloads are kept for "
+            "some rounds only: try the newest round"
         )
 
     def _starts(self, named: Named, sources: Sources) -> Iterator[tuple[Start, list[Selection]]]:
@@ -248,7 +248,7 @@ class _State:
     def require(self, expected: Digest | None) -> None:
         """Raise OutOfSync for another theta than the chain names."""
         if expected is not None and self._digest() != expected:
-            raise OutOfSync("its theta is another than the chain names")
+            raise OutOfSync("its theta differs from the one on chain")
 
     def rebuilt(self, link: Digest) -> Rebuilt:
         return Rebuilt(self._theta, self._outer, self._digest(), link)

@@ -232,7 +232,7 @@ def _read_at(handle: int, size: int, place: int) -> bytes:
     while size:
         part = os.pread(handle, size, place)
         if not part:
-            raise OSError("a file of tensors is shorter than its model")
+            raise OSError("a file of tensors is too short for its model")
         parts.append(part)
         size, place = size - len(part), place + len(part)
     return b"".join(parts) if len(parts) != 1 else parts[0]

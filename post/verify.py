@@ -61,8 +61,8 @@ def read_origin(folder: Path) -> Origin:
             return parse_origin(file.read(MAX_ORIGIN_BYTES + 1))
     if is_tuned(folder):
         raise ConfigError(
-            f"{folder} is a fine-tuned model (murmur sft), and no run's theta: nothing on chain speaks of it. "
-            f"{TUNED} names the export that it was made of, which can be proved"
+            f"{folder} is a fine-tuned model (murmur sft), not a run's theta, so nothing on chain proves it. "
+            f"{TUNED} names its export, which can be proved"
         )
     raise ConfigError(f"{folder} is not an export: it has no {ORIGIN} (`murmur export` makes one)")
 
@@ -95,7 +95,7 @@ def read_files(folder: Path) -> Export:
     expected = small_files(origin, _tokenizer(folder, origin))
     known = {*expected, *(file.name for file in plan.files), *_PEOPLES}
     if odd := sorted(present.keys() - known):
-        raise Differs(f"it holds what no export holds: {', '.join(ascii(name)[1:-1] for name in odd[:5])}")
+        raise Differs(f"it has files that are not an export's: {', '.join(ascii(name)[1:-1] for name in odd[:5])}")
     for name, data in expected.items():
         if _start(folder, name, len(data) + 1) != data:
             raise Differs(f"{name} is not as {ORIGIN} says")
@@ -113,7 +113,7 @@ def _present(folder: Path) -> dict[str, int]:
     for path in folder.iterdir():
         if not path.name.startswith("."):
             if not path.is_file():
-                raise Differs(f"{ascii(path.name)[1:-1]} is no file")
+                raise Differs(f"{ascii(path.name)[1:-1]} is not a file")
             found[path.name] = path.stat().st_size
     return found
 
@@ -172,7 +172,7 @@ def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) 
     theta = tensors.mapped(other.folder, other.plan, other.origin.run_spec.model.shapes())
     _same_values(export, tensors.digest_of(theta, export.plan, other.origin.outer_state, told(tell, "rounded")))
     yield f"the tensors are those of {other.folder}, as {export.origin.dtype}"
-    yield f"that the theta of {other.folder} is the run's is a proof of its own: murmur export --verify {other.folder}"
+    yield f"that the theta of {other.folder} is the run's needs its own proof: murmur export --verify {other.folder}"
 
 
 def prove_by_run(export: Export, states: AnyStates, index: Index | None, tell: Callable[[str], None]) -> Iterator[str]:
@@ -202,7 +202,7 @@ def prove_by_run(export: Export, states: AnyStates, index: Index | None, tell: C
         yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
         yield f"the tensors are that theta, as {origin.dtype}"
     if index is None:
-        yield "unchecked: the tokenizer, as the run's data set is not to be had"
+        yield "unchecked: the tokenizer, because the run's data set cannot be fetched"
 
 
 def _tokens(origin: Origin) -> tuple[str, str | None]:
@@ -224,7 +224,7 @@ def _rebuild_and_compare(export: Export, states: AnyStates, tell: Callable[[str]
             _same_values(export, tensors.digest_of(state.theta, export.plan, state.outer, told(tell, "rounded")))
     except OSError as fault:
         raise ConfigError(
-            f"theta cannot be rebuilt in {beside} ({fault.strerror}): that takes room for three times theta in fp32"
+            f"theta cannot be rebuilt in {beside} ({fault.strerror}): it needs space for three times theta in fp32"
         ) from None
 
 

@@ -151,7 +151,7 @@ class Checkpoints:
         try:
             work = self._work()
         except (ChainError, StorageError, CheckpointCorrupt, OSError) as fault:
-            logger.warning("no checkpoint can be made now: {fault}", fault=str(fault))
+            logger.warning("cannot make a checkpoint now: {fault}", fault=str(fault))
             return
         if work is not None:
             self._task = self.shelf.time.start(partial(self._beside, work), "checkpoint")
@@ -200,15 +200,15 @@ class Checkpoints:
             self._failures += 1
             if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, .. failure
                 logger.warning(
-                    "our checkpoints are not up to date, the newest is of round {round}: {fault}; tried {times} on "
-                    "end, and again in every round",
+                    "our checkpoints are not up to date, the newest is of round {round}: {fault}; tried "
+                    "{times}, and again in every round",
                     round=self.published,
                     fault=str(fault),
                     times=f"{self._failures} times" if self._failures > 1 else "once",
                 )
         else:
             if self._failures:
-                logger.info("our checkpoints are put up again, after {count} tries", count=self._failures)
+                logger.info("our checkpoints are published again, after {count} tries", count=self._failures)
             self._failures = 0
 
     def _read_back(self) -> None:

@@ -88,7 +88,7 @@ class Work:
         try:
             self.shards.train.hold(pages)
         except MurmurError as fault:
-            logger.warning("text of the next round is not here yet: {fault}; trying again then", fault=str(fault))
+            logger.warning("could not fetch text for the next round yet: {fault}; trying again then", fault=str(fault))
 
     def hold(self, pages: Sequence[Page]) -> None:
         """Wait for the text of these pages; fetch the part that `fetch_ahead` has not."""

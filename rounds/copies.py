@@ -155,7 +155,7 @@ class Copier(ABC):
                 tried.add(found[0])
                 self._copy(*found)
         except StorageError as fault:
-            logger.warning("a copy does not get up, and is tried again: {fault}", fault=str(fault))
+            logger.warning("could not upload a copy: {fault}; trying again", fault=str(fault))
 
     def _put_up_keys(self) -> None:
         """Publish keys that are due, at most as many as a selection has: a peer that asks for all our keys must not
@@ -177,7 +177,7 @@ class Copier(ABC):
                 try:
                     mirror.copy(*place, path, timeout_seconds=self._upload_seconds())
                 except OSError as fault:  # moved meanwhile, or unreadable: other copies continue
-                    logger.warning("a copy is tried again later: {fault}", fault=str(fault))
+                    logger.warning("could not upload a copy: {fault}; trying again later", fault=str(fault))
                     return
             with self._changed:
                 self._copied += 1

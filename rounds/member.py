@@ -26,22 +26,18 @@ from node.state.saved import SealedRound
 from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
 from protocol.cluster import GROUP, Claim, ClusterSpec, Record, digest_of
-from protocol.errors import ConfigError, OutOfSync, StorageError
+from protocol.errors import ConfigError, StorageError
 from protocol.types import Digest, Page, PeerId
 from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
 from rounds.contribution import Diverged, Work
 from rounds.other_members import OtherMembers
-from rounds.recovery import Recovery
+from rounds.recovery import Recovery, RunElsewhere
 from rounds.upkeep import Upkeep
 from storage.exchange import Data, Fault
 from training.shards import Shards
 
 TOLD_SECONDS = 60.0
-
-
-class RunElsewhere(OutOfSync):
-    """The run stands at another theta than we."""
 
 
 class Member:
@@ -115,7 +111,9 @@ class Member:
         try:
             self.ledger.abort_unfinished(round)
         except StorageError as fault:
-            logger.warning("unfinished uploads of an earlier start may stay in the bucket: {fault}", fault=str(fault))
+            logger.warning(
+                "could not remove unfinished uploads of an earlier start from the bucket: {fault}", fault=str(fault)
+            )
         self.state.events.emit("joined", round)
 
     def recall(self) -> None:
@@ -133,7 +131,9 @@ class Member:
         """Play by these amendments from now on."""
         if amended.count != self.amended.count:
             logger.info(
-                "from round {round} on {count} amendments hold", round=self.state.saved.round, count=amended.count
+                "from round {round} on, {count} amendments are in force",
+                round=self.state.saved.round,
+                count=amended.count,
             )
         self.amended = amended
         rules = self.spec.cluster
@@ -301,8 +301,9 @@ class Member:
             self.doubles.add((mine.process, mine.count))
             if len(self.doubles) > 2:
                 raise ConfigError(
-                    "another machine takes part as this very member: its home was copied. Stop one of them, and delete "
-                    "the file `member` in the run's folder of its --home: it then takes part as a new member"
+                    "another machine takes part as this same member: its home was copied. Stop one of them, "
+                    "and delete the file `member` in the run's folder of its --home. It then joins as a new "
+                    "member"
                 )
         self.presence.look(beats, self.time.now())
         self.upkeep.living = frozenset(self.presence.heard())
@@ -317,7 +318,7 @@ class Member:
         where somebody was faster."""
         record = choose(claims, self.presence.living(), self.state.claim, self.me)
         if record is None:
-            raise RunElsewhere(f"most of the claims of round {round} go on from another record than ours")
+            raise RunElsewhere(f"most of the claims of round {round} build on another record than ours")
         if digest_of(record.theta) != self.state.claim[0]:
             raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
@@ -335,7 +336,7 @@ class Member:
         state, pair = self.state, self.state.claim
         selection = record.selection(self.ledger.run, round)
         if (selection.theta, selection.previous) != pair:
-            raise RunElsewhere(f"the record of round {round} is of another state than ours")
+            raise RunElsewhere(f"the record of round {round} belongs to another state than ours")
         self.log.keep(round, record)
         amended = self.amended.at(record.amendments)
         contributing = [update.peer for update in record.updates]
@@ -382,7 +383,9 @@ class Member:
         found = fetch_pinned(self.spec, self.ledger.run, round, pairs, sources, seconds, cache, self.time)
         lacking = [peer for peer, data in found.items() if isinstance(data, Fault)]
         if lacking:
-            raise Lacking(round, lacking, f"round {round}: {len(lacking)} of {len(pairs)} payloads are not to be had")
+            raise Lacking(
+                round, lacking, f"round {round}: {len(lacking)} of {len(pairs)} payloads could not be fetched"
+            )
         return {peer: data for peer, data in found.items() if not isinstance(data, Fault)}
 
     # --- coming back -------------------------------------------------------------------------------------------
@@ -412,7 +415,7 @@ class Member:
             "the run is closed: round {round} was its last. theta {theta} is on this disk{there}",
             round=state.saved.round - 1,
             theta=state.saved.theta.hex()[:16],
-            there=" and in the bucket, as a checkpoint" if up else ", and nobody has put it into the bucket",
+            there=" and in the bucket, as a checkpoint" if up else ", but no member has uploaded it",
         )
 
     def last_is_up(self) -> bool:
@@ -428,8 +431,8 @@ class Member:
         with suppress(StorageError):
             self.ledger.left()
         logger.info(
-            "drained: round {round} was our last one, as somebody wished (murmur cluster drain). Start this member "
-            "again, and it takes part again",
+            "drained: round {round} was our last one, because of murmur cluster drain. Start this member "
+            "again to take part again",
             round=self.state.saved.round - 1,
         )
 

@@ -312,7 +312,7 @@ class Miner:
                     bucket.delete(key, timeout_seconds=seconds_until(until, node.time))
                 self.answers.mirror.prune(before, timeout_seconds=seconds_until(until, node.time))
         except (ChainError, StorageError) as fault:
-            logger.warning("what we no longer need to keep stays in our bucket: {fault}", fault=str(fault))
+            logger.warning("could not delete old objects from our bucket: {fault}", fault=str(fault))
 
     def _objects_before(self, round: int, until: float) -> list[str]:
         """Return the names of our payloads, keys and claims of earlier rounds, at most 1000 of each, the oldest

@@ -48,7 +48,9 @@ class Outcomes:
             try:
                 self._tell(round, contributed, seconds / len(decided))
             except (ChainError, StorageError) as fault:
-                logger.debug("round {round}: how we stood is not known: {fault}", round=round, fault=str(fault))
+                logger.debug(
+                    "round {round}: cannot find out how our work was judged: {fault}", round=round, fault=str(fault)
+                )
             self._forget(round)
 
     def _forget(self, round: int) -> None:
@@ -89,7 +91,7 @@ class Outcomes:
         if me in contributed:
             return "contributing", ""
         if me not in active:
-            return "absent", "nothing of ours stood on chain at the deadline"
+            return "absent", "nothing of ours was on chain at the deadline"
         row, report = next(((report.rows[me], report) for report in found.values()), (None, None))
         if row is None or report is None:
             return "not contributing", "no validator has reported why yet"

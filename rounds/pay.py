@@ -114,15 +114,15 @@ class Pay:
             return
         me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
         if me is not None and not me.validates:
-            why = "this hotkey had no validator permit by then: it needs more stake"
+            why = "this hotkey had lost its validator permit by then: it needs more stake"
         else:
             why = (
-                "likely the subnet has begun to ask for another version key or for more weights in a row: restart with "
-                "the newest release, and ask the subnet's owner"
+                "the subnet probably asks for another version key or more weights in a row now: update to the "
+                "newest release, and ask the subnet's owner"
             )
         logger.warning(
-            "round {round}: the chain took our weights in block {set_in}, but from block {block} on, where they should "
-            "stand, {count} of them are others, so nobody is paid by them: {why}",
+            "round {round}: the chain took our weights in block {set_in}, but from block {block} on {count} "
+            "of them differ on chain, so nobody is paid by them: {why}",
             round=sent.round,
             set_in=sent.set_in,
             block=block,

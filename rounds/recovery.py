@@ -6,7 +6,7 @@ from loguru import logger
 
 from node.cluster.rejoin import from_checkpoint, from_genesis
 from node.fetch.payloads import Lacking
-from protocol.errors import StorageError
+from protocol.errors import OutOfSync, StorageError
 
 if TYPE_CHECKING:
     from rounds.member import Member
@@ -15,6 +15,10 @@ LONGEST_PAUSE = 600.0
 """Seconds between two tries to come to the run's theta: each may fetch the whole model."""
 LOST_SILENCES = 6.0
 """We ask other members so many times `silent_seconds` for what the bucket has lost, before we look for a checkpoint."""
+
+
+class RunElsewhere(OutOfSync):
+    """The run has another theta than we."""
 
 
 class Recovery:
@@ -51,14 +55,14 @@ class Recovery:
         logger.warning("{why}: starting again from a checkpoint", why=why)
         member.state.events.emit("diverged", round, why=why)
         if self._astray:
-            logger.error("this machine computes another theta than the run's: look at its memory, its GPU, its release")
+            logger.error("this machine computes another theta than the run: check its memory, its GPU and its release")
             member.time.sleep(min(LONGEST_PAUSE, member.spec.cluster.silent_seconds * 2 ** min(self._astray, 10)))
         if from_checkpoint(member.ledger, member.state, -1):
             member.recall()
             return
         if round > member.spec.cluster.keep_rounds:
             raise StorageError(
-                "nobody shows a checkpoint, and the payloads since theta_0 are gone: keeping what we hold"
+                "no member has a checkpoint, and the payloads since theta_0 are gone: keeping our own state"
             )
         from_genesis(member.ledger, member.state)
         member.recall()

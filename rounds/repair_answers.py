@@ -52,7 +52,9 @@ class RepairAnswers(Copier):
         try:
             sources, seconds = node.sources(clock.commit_by(round)), node.seconds_until(clock.words_by(round))
         except ChainError as fault:
-            logger.debug("round {round}: nobody is asked what it lacks: {fault}", round=round, fault=str(fault))
+            logger.debug(
+                "round {round}: cannot read which payloads others lack: {fault}", round=round, fault=str(fault)
+            )
             return
         if self._copied:
             self.tell()

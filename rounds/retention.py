@@ -43,11 +43,11 @@ class Retention:
         try:
             self.mirror.prune(before, timeout_seconds=node.transfer_seconds(1))
         except StorageError as fault:
-            logger.warning("copies before round {round} are not deleted yet: {fault}", round=before, fault=str(fault))
+            logger.warning("could not delete copies before round {round} yet: {fault}", round=before, fault=str(fault))
         try:
             loss = node.state.replica.loss(self.held_out())
         except StorageError as fault:
-            logger.warning("round {round}: no held-out loss: {fault}", round=round, fault=str(fault))
+            logger.warning("round {round}: could not measure the held-out loss: {fault}", round=round, fault=str(fault))
             return None
         node.state.events.emit("held_out", round, val_loss=loss)
         return loss

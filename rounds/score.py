@@ -68,8 +68,8 @@ class Scores:
             )
         for peer, where in checked.broken.items():
             logger.warning(
-                "round {round}: a check of ours broke on the bytes of {hotkey} ({where}), which were rejected. No "
-                "bytes may do that: please report it with this line, and keep the object, {key}",
+                "round {round}: one of our checks failed on the bytes of {hotkey} ({where}), and they were "
+                "rejected. This is a bug: please report this line, and keep the object, {key}",
                 round=round,
                 hotkey=hotkey(peer),
                 where=where,
@@ -245,5 +245,5 @@ class Scores:
             )
         except StorageError as fault:
             node.setbacks.refused(fault)
-            logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
+            logger.warning("round {round}: could not publish our report: {fault}", round=round, fault=str(fault))
         node.state.events.emit("reported", round, peers=report.named(spec.gauntlet))

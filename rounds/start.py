@@ -51,7 +51,8 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     ledger = Ledger(bucket, run, group, me, REAL)
     if (last := last_round(ledger, spec)) is not None:
         logger.info(
-            "the run {run} is closed: round {round} was its last. Nothing is to be trained; its theta is in the bucket",
+            "the run {run} is closed: round {round} was its last. There is nothing to train; its theta is in "
+            "the bucket",
             run=spec.name,
             round=last,
         )

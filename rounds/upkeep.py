@@ -53,7 +53,7 @@ class Upkeep:
         wants = frozenset((round, peer) for peer in peers)
         if wants != self._wants:
             logger.info(
-                "round {round}: the bucket does not have {count} of its objects: asking other members for them",
+                "round {round}: the bucket has lost {count} of its objects: asking other members for them",
                 round=round,
                 count=len(wants),
             )
@@ -100,7 +100,7 @@ class Upkeep:
         key = self._ledger.payload_key(round, peer, self._ledger.key_of(claims[peer]))
         seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
-        logger.info("round {round}: what {peer} sent is put back", round=round, peer=peer.hex()[:8])
+        logger.info("round {round}: restored the payload of {peer}", round=round, peer=peer.hex()[:8])
         return True
 
     # --- deletion ----------------------------------------------------------------------------------------------

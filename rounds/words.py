@@ -193,7 +193,7 @@ class Words:
         if word == stands:
             return
         if not node.seconds_to_post(node.clock.words_by(round)):
-            logger.warning("round {round}: block X passed before the checks were done: our word is late", round=round)
+            logger.warning("round {round}: the checks ended after block X, so our word is late", round=round)
             return
         block = self.send(round, word)
         if block is not None:
@@ -207,7 +207,7 @@ class Words:
             with self.node.state.timeline.begin("post"):
                 return self.node.post(word)
         except ChainError as fault:
-            logger.warning("round {round}: our word is not on chain: {fault}", round=round, fault=str(fault))
+            logger.warning("round {round}: could not post our word on chain: {fault}", round=round, fault=str(fault))
             return None
 
 

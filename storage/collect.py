@@ -34,7 +34,7 @@ _QUESTIONS_TO_ONE = 25
 """.. this rate per endpoint, because any peer may point to any server."""
 
 
-_NOT_ASKED = Fault("left_out", "its turn did not come in time")
+_NOT_ASKED = Fault("left_out", "there was no time left for it")
 _NO_ANSWER = Fault("unavailable", "no answer in time")
 
 
@@ -175,7 +175,7 @@ class Collection:
                 room -= new
                 kept.append(turn)
             else:
-                self._faults[turn.item.peer] = Fault("left_out", "our disk has no room for it beside better-rated ones")
+                self._faults[turn.item.peer] = Fault("left_out", "our disk has no room for it after better-rated ones")
         self._waiting = kept
 
     def _close(self) -> dict[PeerId, Data | Fault]:

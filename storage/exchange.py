@@ -242,7 +242,7 @@ class _Visit:
             except ConfigError:
                 return self._refused_by_disk() or self._to_memory(bucket)
             if (found := mapped(path)) is None:
-                return Fault("left_out", "our disk does not give it back")
+                return Fault("left_out", "our disk cannot read it back")
             if self.item.accept(found):
                 return found
             remove(path)
@@ -258,11 +258,11 @@ class _Visit:
 
     def _refused_by_disk(self) -> Fault | None:
         only = self.shelf is not None and self.shelf.only
-        return Fault("left_out", "our disk does not take it") if only else None
+        return Fault("left_out", "our disk cannot store it") if only else None
 
     @property
     def _left(self) -> float:
         return seconds_until(self.until, self.time)
 
 
-_MISMATCH = Fault("mismatch", "right size, but not the bytes that were committed to")
+_MISMATCH = Fault("mismatch", "right size, but not the committed bytes")

@@ -30,7 +30,7 @@ class Why(Enum):
     READER_UNKNOWN = "the server does not know the published key"
     READER_SECRET = "the published secret is not the one of the published key"
     UNREADABLE = "the published key may not read"
-    ELSEWHERE = "the published key reads something else than was written a moment ago"
+    ELSEWHERE = "the published key does not read what was just written"
     WRITABLE = "the published key may write, delete, or begin an upload"
 
 

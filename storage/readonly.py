@@ -28,4 +28,4 @@ class ReadOnly:
 
 def refuse() -> Never:
     """Raise AccessDenied."""
-    raise AccessDenied("this is only read: there is no hotkey and no bucket of its own behind it")
+    raise AccessDenied("this run is only read: it has no hotkey and no bucket of its own")

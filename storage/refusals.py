@@ -26,7 +26,7 @@ CLOCK_SECONDS = 300.0
 
 _DENIALS = {
     UNKNOWN_KEY: "the server knows no such access key",
-    WRONG_SECRET: "the secret key is not the one of this access key",
+    WRONG_SECRET: "the secret key does not belong to this access key",
 }
 
 NO_BUCKET = "there is no such bucket; check its name and the endpoint"
@@ -75,7 +75,7 @@ def _translated(verb: str, error: Exception) -> StorageError:
         if status == 412:
             return ObjectReplaced(f"{verb}: the object is another version by now")
         if status == 416:
-            return ObjectReplaced(f"{verb}: the object is shorter than it was said to be: another version by now")
+            return ObjectReplaced(f"{verb}: the object is shorter than announced: it was replaced meanwhile")
         return StorageError(f"{verb}: the server answered with status {int(status)}")
     if isinstance(error, DeadlinePassed):
         return StorageError(f"{verb}: out of time")
@@ -88,7 +88,9 @@ def _why_denied(status: int, code: str | None, date: str | None) -> str:
     """Return the reason for a refusal. The answer to HEAD has no body, so the clock is always compared."""
     off = 0.0 if date is None else abs(time.time() - parsedate_to_datetime(date).timestamp())
     if off > CLOCK_SECONDS:
-        return f"this machine's clock is {off / 60:.0f} minutes off the server's, which refuses us for it; set it (NTP)"
+        return (
+            f"this machine's clock is {off / 60:.0f} minutes off the server's, which therefore refuses us; set it (NTP)"
+        )
     if code == "RequestTimeTooSkewed":
         return "the server says that this machine's clock is wrong; set it (NTP)"
     return _DENIALS.get(code or "", f"the credential is unknown or may not do this ({status})")

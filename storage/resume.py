@@ -38,7 +38,7 @@ class Unwanted(StorageError):
     """The rest of an object that begins with `head` was not read."""
 
     def __init__(self, head: bytes) -> None:
-        super().__init__("get: the object begins as none that is wanted")
+        super().__init__("get: the object's beginning is not the expected one")
         self.head = head
 
 
@@ -129,7 +129,7 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot keep downloads in {folder}: {error.strerror}; free space or point the cache elsewhere"
+            f"cannot keep downloads in {folder}: {error.strerror}; free disk space, or move the cache"
         ) from error
 
 
@@ -223,7 +223,7 @@ def _version(bucket: RangedBucket, key: str, size: int, timeout_seconds: float) 
             f"get: the object has {facts.size_bytes} bytes, exactly {size} expected; not read", facts.size_bytes
         )
     if not facts.etag:
-        raise StorageError("get: the server gives no ETag, so parts can't be told to be of one version")
+        raise StorageError("get: the server gives no ETag, so parts of different versions could be mixed")
     return facts.etag
 
 

@@ -383,7 +383,7 @@ class Transport:
             if 300 <= response.status < 400:
                 raise TransportError(f"the server answered {response.status}: redirects are not followed")
             if response.status < 300 and not _PLAIN.fullmatch(response.headers.get("content-encoding", "")):
-                raise TransportError("the answer is compressed, which it was not asked to be")
+                raise TransportError("the answer is compressed, although we did not ask for that")
             if stream and 200 <= response.status < 300:
                 keep = True
                 return Answer(response.status, headers, b"", response)

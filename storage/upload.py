@@ -118,7 +118,7 @@ class Upload:
             if self._failure is not None:
                 raise self._failure
             if self._open or self._multipart is None:
-                raise StorageError(f"upload: {self._open} of {self._num_parts} parts are not up in time")
+                raise StorageError(f"upload: {self._open} of {self._num_parts} parts were not uploaded in time")
             return self._multipart
 
     # --- threads -----------------------------------------------------------------------------------------------

@@ -154,6 +154,6 @@ def test_the_commands_of_a_cluster_run_in_their_order(machine: Machine) -> None:
         elif action == "close":
             assert "the run is closed: round" in machine.member_ends()
             machine.start_member(starts)
-            assert "Nothing is to be trained" in machine.member_ends()
+            assert "There is nothing to train" in machine.member_ends()
         elif action == "rotate":
             assert machine.token == good

@@ -149,7 +149,7 @@ def test_the_tutorial_works_from_top_to_bottom(tmp_path: Path) -> None:
         losses = terminals.losses()
         assert losses[-1] < losses[0] - 0.2, losses
         shown = terminals.log(1).read_text()
-        assert "all of them right" in shown
+        assert "all correct" in shown
         assert "inner.peak_lr   0.012 -> 0.001" in shown
         assert "taken back: from round 200" in shown
     finally:

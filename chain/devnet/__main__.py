@@ -22,7 +22,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=9944, help="0 takes a free one (default %(default)s)")
     parser.add_argument("--block-seconds", type=float, default=0.25, help="time between blocks (default %(default)s)")
     parser.add_argument("--step", action="store_true", help="make blocks on devnet_step only")
-    parser.add_argument("--finality-lag", type=int, default=0, help="blocks finality trails by (default %(default)s)")
+    parser.add_argument(
+        "--finality-lag", type=int, default=0, help="how many blocks finality is behind the head (default %(default)s)"
+    )
     parser.add_argument("--keep-blocks", type=int, help="older state is pruned (default: all of it is kept)")
     options = parser.parse_args(arguments)
     kept = options.keep_blocks

@@ -31,7 +31,10 @@ def show(who: str | None, options: argparse.Namespace) -> int:
     body = as_json(there.run, round, audits)
     sys.stdout.write(json.dumps(body, indent=2) + "\n" if options.json else as_text(body, there.names))
     if not any(audited.report is not None or audited.differs for audited in audits):
-        raise ConfigError(f"nothing of round {round} could be audited: no validator's report is to be had")
+        raise ConfigError(
+            f"nothing of round {round} could be audited: no validator's report could be read. Try again when their "
+            "buckets answer"
+        )
     return 1 if any(audited.differs for audited in audits) else 0
 
 

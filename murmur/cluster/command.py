@@ -15,7 +15,7 @@ SECRET = "MURMUR_BUCKET__SECRET_KEY"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="put a run into a bucket, and write the token that makes members")
-    create.add_argument("name", help="of the run: a-z, 0-9 and '-'; the token goes to NAME.token")
+    create.add_argument("name", help="name of the run: a-z, 0-9 and '-'; its token is written to NAME.token")
     create.add_argument("--spec", default="tiny", help="a preset, or a file (default %(default)s)")
     create.add_argument("--data", type=Path, required=True, help="folder of tokenised shards (murmur shards build)")
     create.add_argument("--bucket.endpoint", dest="endpoint", required=True, help="S3 endpoint of the shared bucket")
@@ -24,38 +24,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bucket.access_key", dest="access_key", required=True, help="access key id; secret: " + SECRET
     )
     create.add_argument("--local", action="store_true", help="the store is on this machine, without https")
-    create.add_argument("--seed", type=int, default=0, help="of theta_0 (default %(default)s)")
+    create.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
     create.add_argument(
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
         help="where theta_0's honest round is trained; torchrun gives it several GPUs (default %(default)s)",
     )
-    invite = actions.add_parser("invite", help="show the token: whoever holds it is a member")
+    invite = actions.add_parser("invite", help="show the token: anyone who holds it is a member")
     invite.add_argument("name", help="of the run")
-    status = actions.add_parser("status", help="who is where, and what the last rounds came to")
+    status = actions.add_parser("status", help="show where each member is, and the last rounds")
     status.add_argument("--token-file", type=Path, required=True, help="file with the token")
-    status.add_argument("--json", action="store_true", help="as one JSON object")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
     _add_wishes(actions)
-    doctor = actions.add_parser("doctor", help="try everything that a member needs, and say what to mend")
+    doctor = actions.add_parser("doctor", help="check everything that a member needs, and say what to fix")
     doctor.description = (
-        "Try everything that a member needs: its machine, token, bucket and run, its links, disk and pace. What is "
-        "written to the bucket is deleted again. The exit status is 1 when a check fails."
+        "Check everything that a member needs: machine, token, bucket, run, links, disk and speed. Test "
+        "objects are deleted from the bucket afterwards. The exit status is 1 when a check fails."
     )
     add_flags(doctor, ClusterConfig)
     doctor.add_argument("--json", action="store_true", help='print one JSON object: {"checks": [..]}')
-    demo = actions.add_parser("demo", help="all of it on this machine: a store, members, and kills")
+    demo = actions.add_parser("demo", help="run a store and members on this machine, and kill members meanwhile")
     demo.add_argument("--members", type=int, default=4, help="members (default %(default)s)")
-    demo.add_argument("--kill", type=int, default=2, help="kill -9 of members, at drawn moments (default %(default)s)")
+    demo.add_argument(
+        "--kill",
+        type=int,
+        default=2,
+        help="how often a member is killed (kill -9), at random moments (default %(default)s)",
+    )
     demo.add_argument("--spec", default="tiny", help="a preset, or a file (default %(default)s)")
     demo.add_argument("--rounds", type=int, default=12, help="rounds (default %(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="of theta_0 and of the kills (default %(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of theta_0 and of the kills (default %(default)s)")
     demo.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
     demo.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    drain = actions.add_parser("drain", help="have one member leave after its round")
+    drain = actions.add_parser("drain", help="ask a member to leave after its current round")
     drain.add_argument("name", help="of the member")
     amend = actions.add_parser("amend", help="change settings from the round after the next record on")
     amend.add_argument(
@@ -64,14 +69,14 @@ def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="append",
         default=[],
         metavar="TABLE.FIELD=VALUE",
-        help="such as inner.peak_lr=1e-4 or cluster.silent_seconds=60; of inner, outer and cluster",
+        help="such as inner.peak_lr=1e-4 or cluster.silent_seconds=60; tables inner, outer and cluster",
     )
     close = actions.add_parser("close", help="end the run: the next record is the last one")
     close.add_argument("--yes", action="store_true", help="do not ask")
     for parser in (drain, amend, close):
         parser.add_argument("--token-file", type=Path, required=True, help="file with the token")
-    rotate = actions.add_parser("rotate", help="write the token anew, with another key of the bucket")
-    rotate.add_argument("name", help="of the run: its token is in NAME.token")
+    rotate = actions.add_parser("rotate", help="write the token again, with a new key of the bucket")
+    rotate.add_argument("name", help="name of the run: its token is in NAME.token")
     rotate.add_argument(
         "--bucket.access_key", dest="access_key", required=True, help="the new access key id; secret: " + SECRET
     )
@@ -89,7 +94,7 @@ def _create(options: argparse.Namespace) -> int:
 
     token_file = Path(f"{options.name}.token")
     if token_file.exists():
-        raise ConfigError(f"{token_file} is there already: invite by it, or choose another name")
+        raise ConfigError(f"{token_file} exists already: share that token, or choose another name")
     secret = _secret_key()
     on_ranks("auto", options.device, lambda ranks: create(options, secret, token_file, ranks))
     return 0
@@ -125,7 +130,10 @@ def _wish(options: argparse.Namespace) -> int:
 def _secret_key() -> str:
     secret = os.environ.get(SECRET)
     if not secret:
-        raise ConfigError(f"the bucket's secret is missing: export {SECRET}=..; it never stands on a command line")
+        raise ConfigError(
+            f"the bucket's secret is missing. Set it in the environment: export {SECRET}=... A secret must not be "
+            "on a command line"
+        )
     return secret
 
 

@@ -35,8 +35,8 @@ def create(options: Namespace, secret: str, token_file: Path, ranks: Ranks) -> N
     token = make_token(sealed, where)
     require_group(bucket, sealed.digest, Group(token.secret))
     _write_token(token_file, token.encode())
-    say(f"run {sealed.name} ({sealed.digest.hex()[:16]}) is in the bucket; whoever holds {token_file} is a member")
-    say(f"each machine: python neurons/member.py --token-file {token_file} --name lab-a")
+    say(f"run {sealed.name} ({sealed.digest.hex()[:16]}) is in the bucket. Anyone who holds {token_file} can join")
+    say(f"On each machine: python neurons/member.py --token-file {token_file} --name lab-a")
 
 
 def _write_token(path: Path, line: str) -> None:

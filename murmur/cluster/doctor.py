@@ -44,10 +44,10 @@ from training.cluster import ClusterPlan
 from training.memory import Role
 from training.rates import Rates
 
-TOKEN_FIX = "ask for the token again (murmur cluster invite), and put it into the file of --token-file"
-STORE_FIX = "take a store that does: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, MinIO"
-BUCKET_FIX = "check that this machine reaches the bucket's address, and that the token's key is still valid there"
-DATA_FIX = "point --data at a copy of the run's data, or leave it out: then it is fetched from the bucket"
+TOKEN_FIX = "ask for the token again (murmur cluster invite), and save it in the file of --token-file"
+STORE_FIX = "use another store: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, MinIO"
+BUCKET_FIX = "check that this machine reaches the bucket's address, and that the token's key is still valid"
+DATA_FIX = "set --data to a copy of the run's data, or leave it out to fetch the data from the bucket"
 
 
 class MemberCase(Examined):
@@ -88,7 +88,8 @@ def examine(options: Namespace) -> int:
     except ConfigError as fault:
         if not options.json:
             raise
-        print(as_json([Finding("configuration", Status.FAULT, str(fault), "give what is missing or wrong")]), end="")  # noqa: T201
+        fix = "correct the settings that are missing or wrong"
+        print(as_json([Finding("configuration", Status.FAULT, str(fault), fix)]), end="")  # noqa: T201
         return 1
     process.log_to_stderr("ERROR")
     return show(MemberCase(config, tell), CHECKS, json=options.json)
@@ -112,22 +113,22 @@ def run(case: MemberCase) -> str:
     """Check that the run exists, belongs to this token's group, and is supported by this release."""
     case.spec = find_spec(case.bucket, case.token.run_id)
     if wrong_group(case.bucket, case.token.run_id, case.ledger.group):
-        raise Fault("the run in this bucket is of another group than this token", TOKEN_FIX)
+        raise Fault("the run in this bucket belongs to another group than this token", TOKEN_FIX)
     beats = case.ledger.beats()
     case.members = len({*beats, case.me})
     alive = sum(not beat.leaving for beat in beats.values())
-    return f"{case.spec.name}, round {case.ledger.rounds()}; {alive} members have said where they are"
+    return f"{case.spec.name}, round {case.ledger.rounds()}; {alive} members are in it"
 
 
 def once(case: MemberCase) -> str:
     """Check that the store can decide rounds: it creates an object only where there is none."""
     if not creates_once(case.own, timeout_seconds=STORE_SECONDS):
         raise Fault(
-            "this store does not create an object only where there is none (If-None-Match: *): two members could close "
-            "one round differently",
+            "this store overwrites an object that exists (it ignores If-None-Match: *), so two members could "
+            "close one round differently",
             STORE_FIX,
         )
-    return "of several that create one object, one wins and the others learn it (If-None-Match: *)"
+    return "when several members create one object, one wins and the others learn it (If-None-Match: *)"
 
 
 def data(case: MemberCase) -> str:
@@ -154,7 +155,7 @@ def pace(case: MemberCase) -> str | Advice:
     measured = measure(plan, NOTHING_GIVEN, case.tell, home=case.home)
     plan, tried = measured.plan, tried_words(measured)
     if found := refusals(plan):
-        raise Fault("; ".join([*found, tried]), f"take a faster machine, store or link. {BUSY}")
+        raise Fault("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
     said = (
         f"among {case.members} members with this machine a round takes {duration(plan.round_seconds)}, of which "
         f"{plan.utilization:.0%} is compute; {tried}"
@@ -165,9 +166,9 @@ def pace(case: MemberCase) -> str | Advice:
     steps = case.spec.inner.steps
     ours = max(1, int(steps * theirs / plan.compute_seconds))
     return Advice(
-        f"{said}. The others do all inner steps in {duration(theirs)}: this machine plans about {ours} of {steps}, and "
-        "nobody waits for it",
-        f"nothing has to be done; a faster machine contributes more. {BUSY}",
+        f"{said}. The others do all inner steps in {duration(theirs)}: this machine plans about {ours} of "
+        f"{steps}, and the others do not wait for it",
+        f"no action is needed. A faster machine contributes more. {BUSY}",
     )
 
 
@@ -198,6 +199,6 @@ CHECKS: Sequence[Check] = (
     Check("disk", machine.member_disk, machine.HOME_FIX, ("run",)),
     Check("data", data, DATA_FIX, ("run",)),
     Check("links", links, BUCKET_FIX, ("bucket",)),
-    Check("memory", memory, "take GPUs with more memory", ("device", "run")),
-    Check("pace", pace, "take a faster machine", ("home", "device", "run", "links")),
+    Check("memory", memory, "use GPUs with more memory", ("device", "run")),
+    Check("pace", pace, "use a faster machine", ("home", "device", "run", "links")),
 )

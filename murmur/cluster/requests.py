@@ -27,12 +27,12 @@ def drain(options: Namespace) -> int:
     here = {member: beat for member, beat in beats.items() if beat.name == options.name and not beat.leaving}
     if not here:
         names = ", ".join(sorted(beat.name for beat in beats.values() if not beat.leaving)) or "nobody"
-        raise ConfigError(f"no member {options.name} takes part in {spec.name}: there is {names}")
+        raise ConfigError(f"{spec.name} has no member {options.name}: its members are {names}")
     if len(here) > 1:
-        raise ConfigError(f"{len(here)} members are called {options.name}: stop the one that is meant by Ctrl-C")
+        raise ConfigError(f"{len(here)} members are called {options.name}: stop the right one by Ctrl-C on its machine")
     ((member, beat),) = here.items()
     ledger.drain(member)
-    say(f"{options.name} is in round {beat.round} and leaves after the round that it takes part in. Its process ends")
+    say(f"{options.name} is in round {beat.round} and leaves when that round is over. Its process then ends")
     return 0
 
 
@@ -50,7 +50,7 @@ def amend(options: Namespace) -> int:
             old, new = (getattr(getattr(one, table), field) for one in (before, after))
             say(f"{table}.{field}: {old} -> {new}")
     _create(ledger, spec, amendment)
-    say("it holds from the round after the next record on, for everybody alike")
+    say("it applies to every member from the round after the next record")
     return 0
 
 
@@ -58,11 +58,14 @@ def close(options: Namespace) -> int:
     """Make the next record the last one."""
     ledger, spec = opened(parse_token(read_token(options.token_file)))
     standing(ledger, spec)
-    if not agreed_to(f"end {spec.name} for good? No member goes on after the next record", yes=options.yes):
+    if not agreed_to(f"end {spec.name} for good? All members stop after the next record", yes=options.yes):
         say("nothing was written")
         return 0
     _create(ledger, spec, Amendment(last=True))
-    say("the round under way is the last, or the one after it. All members end, and one puts the last theta up")
+    say(
+        "the last round is the current one, or the one after it. Then all members end, and one of them uploads "
+        "the last theta"
+    )
     return 0
 
 
@@ -72,12 +75,18 @@ def rotate(options: Namespace, secret_key: str) -> int:
     old = parse_token(read_token(path))
     token = old.model_copy(update={"access_key": options.access_key, "secret_key": secret_key})
     if token == old:
-        raise ConfigError("this is the key that the token has: make a new one at the store first")
+        raise ConfigError("the new key is the token's present key: create another key at the store first")
     ledger, _ = opened(token)
     require_store(ledger.part(PeerId(secrets.token_bytes(DIGEST_BYTES))))  # it writes as well
     replace_token(path, token.encode())
-    say(f"{path} has the new key. Give it to all members, and start each again with it: nobody waits for it meanwhile")
-    say("when all are back (murmur cluster status), revoke the old key at the store: until then the old token works")
+    say(
+        f"{path} has the new key. Give it to every member, and restart each member with it: the others do not wait "
+        "meanwhile"
+    )
+    say(
+        "when all members are back (murmur cluster status), revoke the old key at the store: until then the old "
+        "token still works"
+    )
     return 0
 
 
@@ -86,7 +95,7 @@ def opened(token: Token) -> tuple[Ledger, ClusterSpec]:
     bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
     spec = find_spec(bucket, run)
     if wrong_group(bucket, run, group):
-        raise ConfigError("the run in this bucket is of another group than this token: ask for the token again")
+        raise ConfigError("the run in this bucket belongs to another group than this token: ask for the token again")
     return Ledger(bucket, run, group, GROUP, REAL), spec
 
 
@@ -95,7 +104,7 @@ def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
     now = AmendedSpec(spec, ledger)
     now = now.at(now.coming())
     if now.closed:
-        raise ConfigError(f"{spec.name} is closed: nothing of it changes any more")
+        raise ConfigError(f"{spec.name} is closed: it cannot be changed any more")
     return now
 
 
@@ -103,14 +112,14 @@ def _create(ledger: Ledger, spec: ClusterSpec, amendment: Amendment) -> None:
     number = standing(ledger, spec).count + 1
     if not ledger.amend(number, amendment):
         raise ConfigError(
-            f"there is an amendment {number} already: somebody else has amended the run meanwhile. Nothing was "
-            "written: look at what holds now (murmur cluster status), and try again"
+            f"amendment {number} exists already: somebody else amended the run meanwhile. Nothing was written: "
+            "check the current settings (murmur cluster status), and try again"
         )
 
 
 def _amendment(changes: Mapping[str, Mapping[str, Any]]) -> Amendment:
     if unknown := set(changes) - {"inner", "outer", "cluster"}:
-        raise ConfigError(f"an amendment changes inner, outer and cluster, not {', '.join(sorted(unknown))}")
+        raise ConfigError(f"an amendment can change inner, outer and cluster, not {', '.join(sorted(unknown))}")
     return Amendment.model_validate({"changes": changes})
 
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address of this machine to listen at, for whoever reaches that (default %(default)s)",
+        help="address of this machine to listen at; everybody who reaches it sees the page (default %(default)s)",
     )
     peer_options.add_network_arguments(parser)
 
@@ -59,9 +59,9 @@ def _source(options: argparse.Namespace) -> "Source":
     if options.run is not None and _is_path(options.run):
         folder = Path(options.run)
         if not (folder / "nodes").is_dir():
-            raise ConfigError(f"{folder} is no run folder of a local network: it has no nodes/")
+            raise ConfigError(f"{folder} is not the run folder of a local network: it has no nodes/")
         if any(getattr(options, name) is not None for name in peer_options.NAMES):
-            raise ConfigError("a run folder says everything about its network: leave out the other flags")
+            raise ConfigError("leave out the other flags: a run folder already says which network it is")
         sys.stderr.write(f"reading {folder}\n")
         return Folder(folder)
     return _network(options)

@@ -97,7 +97,7 @@ class Network:
             and not (self._thread.is_alive() or self._ending.is_set())
         ):
             trouble = (
-                "The reader of the network has ended by a fault of its own: the terminal says which. Start it again."
+                "The page stopped reading the network, by a fault of its own: see the terminal. Start the page again."
             )
         return Stage(self._waits_for(), False, time.monotonic() - self._grew, trouble)
 
@@ -160,7 +160,7 @@ class Network:
                 self._seen(self._history)
             self._seen(self._history)
         except MurmurError as fault:
-            self._trouble = f"{fault}. Shown is what was known before; it is asked again every {RETRY_SECONDS:.0f} s."
+            self._trouble = f"{fault}. The page shows older data and tries again every {RETRY_SECONDS:.0f} s."
             return RETRY_SECONDS
         self._trouble = None
         if self._history.more:

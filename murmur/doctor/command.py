@@ -8,16 +8,15 @@ from training.memory import Role
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Try everything that a node needs: its machine, wallet, chain, bucket and run, each with what to do about it. "
-        "Both programs do the fast part at every start. Nothing is put on chain; what is written to the bucket is "
-        "deleted again. The exit status is 1 when a check fails, 2 when the configuration is not complete."
+        "Check everything that a node needs: machine, wallet, chain, bucket and run, and say how to fix each "
+        "fault. Both programs make the fast checks at every start. Nothing is written on chain; test objects "
+        "are deleted from the bucket. The exit status is 1 when a check fails, 2 when the configuration is "
+        "not complete."
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file of the node; the environment counts as well")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of the node; settings in the environment count too")
+    parser.add_argument("--role", choices=get_args(Role), default="miner", help="role of the node (default: miner)")
     parser.add_argument(
-        "--role", choices=get_args(Role), default="miner", help="what the node is to be (default: miner)"
-    )
-    parser.add_argument(
-        "--fast", action="store_true", help="only what a node tries at its start: seconds, not a minute"
+        "--fast", action="store_true", help="make only the checks of a node's start: seconds, not a minute"
     )
     parser.add_argument("--json", action="store_true", help='print one JSON object: {"checks": [..]}')
 

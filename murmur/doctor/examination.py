@@ -31,7 +31,11 @@ def examine(options: Namespace) -> int:
     except ConfigError as fault:
         if not options.json:
             raise
-        sys.stdout.write(as_json([Finding("configuration", Status.FAULT, str(fault), "give what is missing or wrong")]))
+        sys.stdout.write(
+            as_json(
+                [Finding("configuration", Status.FAULT, str(fault), "correct the settings that are missing or wrong")]
+            )
+        )
         return 1
     process.log_to_stderr("ERROR")
     case = Thorough(config, options.role, keeps=False)

@@ -27,8 +27,8 @@ from training.rates import Rate, Rates
 STORE_SECONDS = 60.0
 SPEED_BYTES = 16 << 20
 """Sent and read once: half a minute on the slowest links with which a node could take part."""
-BUSY = "What else runs here may have slowed this down: try once more"
-ONE_THREAD = "start the node with OMP_NUM_THREADS=1, as local networks do: other work on this machine takes its cores"
+BUSY = "Other programs on this machine may have slowed this down: try once more"
+ONE_THREAD = "start the node with OMP_NUM_THREADS=1, as local networks do: other programs use this machine's cores"
 
 
 class Thorough(Case):
@@ -65,10 +65,10 @@ def parts(case: Links) -> str | Advice:
     """Check that parts of a large object may be sent in any order."""
     case.tell("parts out of order")
     if takes_parts_in_any_order(case.own, timeout_seconds=STORE_SECONDS):
-        return "parts of a large object are taken in any order"
+        return "the store accepts the parts of a large object in any order"
     return Advice(
-        "the store takes parts in order only, so a payload begins to travel when all of it is sealed",
-        "nothing has to be done; another store saves that time in every round",
+        "the store accepts parts in order only, so the upload of a payload begins when all of it is sealed",
+        "no action is needed; another store saves that time in every round",
     )
 
 
@@ -76,11 +76,11 @@ def versions(case: Links) -> str:
     """Check that a resumed download is of one version."""
     if not tells_versions_apart(case.own, case.reader, timeout_seconds=STORE_SECONDS):
         raise Fault(
-            "the store gives bytes of a new version where the old one was asked for (If-Match): who resumes a download "
-            "from this node gets a mixture, and books that as this node's fault",
-            f"take another store: {ENDPOINT}",
+            "the store sends a new version's bytes when the old one is asked for (it ignores If-Match). A "
+            "peer that resumes a download gets a mixture, and counts it as this node's fault",
+            f"use another store: {ENDPOINT}",
         )
-    return "a replaced object is told from the one before (If-Match)"
+    return "the store tells a replaced object from the one before (If-Match)"
 
 
 def strangers(case: Thorough) -> str:
@@ -88,12 +88,12 @@ def strangers(case: Thorough) -> str:
     pointer = case.doors.pointer
     slot = parse_slot(0, encode_slot(pointer))
     if slot.pointer != pointer:
-        raise Fault("the pointer does not come back from its form on chain as it was", POINTER_FIX)
+        raise Fault("the bucket's address changes when it is encoded for the chain", POINTER_FIX)
     try:
         case.doors.open_pointer(pointer).list("", max_keys=1, timeout_seconds=STORE_SECONDS)
     except ConfigError as fault:
         raise Fault(f"peers would refuse this bucket: {fault}", POINTER_FIX) from None
-    return "the pointer in its form on chain leads peers to this bucket"
+    return "peers can open this bucket by its address on chain"
 
 
 def links(case: Thorough) -> str | Advice:
@@ -103,7 +103,7 @@ def links(case: Thorough) -> str | Advice:
     if up < clock.upload_mbps or down < clock.download_mbps:
         return Advice(
             f"{told}; the run's clock was planned for {clock.upload_mbps:,.0f} and {clock.download_mbps:,.0f}",
-            "the check 'pace' says whether that suffices; a nearer store or another link is faster",
+            "the check 'pace' says whether that is enough; a nearer store or another link is faster",
         )
     return told
 
@@ -129,7 +129,7 @@ def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
     gpus, gpu_bytes = gpus_here()
     found = fit_planned(spec, gpus, gpu_bytes, -(-spec.inner.sequences // gpus))
     if found is None:
-        raise Fault(too_big(spec, gpus, gpu_bytes), "as said; `murmur plan` has the arithmetic")
+        raise Fault(too_big(spec, gpus, gpu_bytes), "no action is needed here; `murmur plan` shows the calculation")
     return f"{found.micro_sequences} sequences at once on each of {gpus} GPUs, {found.recompute} layers computed again"
 
 
@@ -148,11 +148,9 @@ def pace(case: Thorough) -> str | Advice:
     if found and (single := _by_one_thread(measured, case)) is not None:
         return Advice(f"{'; '.join(found)}; {tried}. In time with one thread: {tried_words(single)}", ONE_THREAD)
     if found and refusals(_quickest(measured), [case.role]):
-        raise Fault("; ".join([*found, tried]), f"take a faster machine, store or link. {BUSY}")
+        raise Fault("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
     if found:
-        return Advice(
-            f"a {case.role} here is in time when the machine is free, and was not while this was tried; {tried}", BUSY
-        )
+        return Advice(f"a {case.role} here is in time on an idle machine, but was late during this test; {tried}", BUSY)
     deadline, ends, by = plan.tightest(case.role)
     margin = f"{duration(by - ends)} before {deadline.when}"
     return f"a {case.role} here {deadline.does} {margin}: it takes {duration(ends)} of {duration(by)}; {tried}"
@@ -216,6 +214,6 @@ CHECKS: Sequence[Check] = (
     Check("versions", versions, POINTER_FIX, ("bucket",)),
     Check("strangers", strangers, POINTER_FIX, ("bucket", "spec")),
     Check("links", links, POINTER_FIX, ("bucket", "run")),
-    Check("memory", memory, "take GPUs with more memory", ("device", "run")),
-    Check("pace", pace, "take a faster machine", ("home", "device", "run", "links")),
+    Check("memory", memory, "use GPUs with more memory", ("device", "run")),
+    Check("pace", pace, "use a faster machine", ("home", "device", "run", "links")),
 )

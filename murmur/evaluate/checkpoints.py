@@ -52,7 +52,7 @@ def evaluate_run(options: argparse.Namespace, evaluator: Mapping[str, Any]) -> i
                 _say(row, options)
         for row in sorted(found, key=lambda row: row["round"]):
             _say(row, options)
-    sys.stdout.write(f"{evaluation.rows} has the rows; murmur dashboard and murmur run show show them\n")
+    sys.stdout.write(f"{evaluation.rows} has the results: murmur dashboard and murmur run show display them\n")
     return 0
 
 

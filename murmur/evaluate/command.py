@@ -10,8 +10,9 @@ from typing import Any
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Of an export, or of what murmur sft has made: tasks. Of a run: the held-out loss of every checkpoint that has "
-        "none yet and of the newest state, and tasks where --tasks names some, as lines of a file that the page shows."
+        "For an export, or a model of murmur sft: evaluate it on tasks. For a run: measure the held-out loss "
+        "of the newest state and of every checkpoint that has none yet. --tasks adds tasks. Results are lines "
+        "of a file that the page shows."
     )
     parser.add_argument(
         "source",
@@ -25,17 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="small or base (zero shots), chat (few shots), or lm-eval's names with commas, NAME or NAME:SHOTS",
     )
     parser.add_argument("--include", type=Path, metavar="DIR", help="a folder with tasks of your own")
-    parser.add_argument("--limit", type=int, metavar="N", help="only so many documents of each task, to try it out")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="use only so many documents of each task, for a quick test"
+    )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default %(default)s)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, .. (default: a GPU where there is one)")
     parser.add_argument("--chat", action="store_true", help="ask with the tokenizer's chat template")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table or lines")
     run = parser.add_argument_group("of a run")
-    run.add_argument("--follow", action="store_true", help="go on with every new checkpoint, until the run ends")
+    run.add_argument("--follow", action="store_true", help="evaluate every new checkpoint, until the run ends")
     run.add_argument("--network", help="finney, test, local or a ws(s):// URL")
     run.add_argument("--netuid", help="the subnet of the run")
     run.add_argument("--data", help="the run's data set (default: fetched)")
-    run.add_argument("--home", help="folder of what is known of runs (default ~/.murmur)")
+    run.add_argument("--home", help="folder for files fetched from runs (default ~/.murmur)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,13 +55,13 @@ def run(options: argparse.Namespace) -> int:
 
         return evaluate_run(options, evaluator_options(options))
     if options.follow:
-        raise ConfigError("--follow goes with a run: an export does not change")
+        raise ConfigError("--follow needs a run: an export does not change")
     try:
         origin = read_tuned(folder).setting.origin if tuned else read_files(folder).origin
     except Differs as fault:
-        raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
+        raise ConfigError(f"{folder} does not match its own description: {fault}") from None
     if options.tasks is None:
-        raise ConfigError("--tasks says which: small, base, chat, or lm-eval's names (murmur evaluate --help)")
+        raise ConfigError("--tasks is missing: give small, base, chat, or names of lm-eval (murmur evaluate --help)")
     from post.evaluate import evaluate, parse_tasks, table
 
     found = evaluate(folder, origin, parse_tasks(options.tasks), **evaluator_options(options))

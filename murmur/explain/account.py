@@ -40,7 +40,7 @@ def show(miner: str, options: argparse.Namespace) -> int:
     full = list(islice(found, SHOWN_IN_FULL))
     for number in {found[one].round - 1 for one in full}:
         reports.of(number, full)
-    where = f"uid {mine.uid}" if mine is not None else "not registered any more"
+    where = f"uid {mine.uid}" if mine is not None else "no longer registered"
     lines = [f"{_titled(there, peer)}, {where}, in run {run.first.name} (round {newest} now)"]
     for validator, report in found.items():
         spec = run.spec_at(report.round).gauntlet
@@ -55,8 +55,8 @@ def show(miner: str, options: argparse.Namespace) -> int:
     if not found:
         known = "is registered, but no" if mine is not None else "is not registered on this subnet, and no"
         raise ConfigError(
-            f"{there.called(peer)} {known} validator's report of the last rounds lists it: look again after the next "
-            "round, and check the hotkey, --netuid and --owner"
+            f"{there.called(peer)} {known} validator's recent report lists it: try again after the next round, "
+            "and check the hotkey, --netuid and --owner"
         )
     if len(counted) > len(asked):
         rest = 100 * sum(stakes[one] for one in counted[MOST_READ:]) / total

@@ -18,10 +18,11 @@ def _digest(text: str) -> Digest:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write the model of a run as safetensors with config, tokenizer and card, or prove that such a folder is the "
-        "run's. An fp32 export proves itself: its tensors hash to the theta digest that validators name on chain. A "
-        "bf16 export has lost bits: its proof gets the fp32 theta from the run's public objects, while these are "
-        "kept, or from an fp32 export of the same state, and rounds it again. Keep an fp32 export of a run that ends."
+        "Write the model of a run as safetensors with config, tokenizer and card, or prove that such a folder "
+        "is the run's. An fp32 export proves itself: its tensors hash to the theta digest that validators "
+        "name on chain. A bf16 export has lost bits. Its proof needs the fp32 theta, from the run's public "
+        "objects while they are kept, or from an fp32 export of the same state. Keep an fp32 export of a run "
+        "that ends."
     )
     parser.add_argument(
         "source",
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cluster's token; with --verify, "
         "by default the owner that the export names, or an fp32 export of the same state",
     )
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="where to write; not there yet, or empty")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="folder to write; it must be new or empty")
     parser.add_argument("--verify", type=Path, metavar="DIR", help="prove this export instead of writing one")
     parser.add_argument(
         "--round", type=int, metavar="R", help="the state at the start of round R (default: the newest)"
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--netuid", help="the subnet of the run")
     parser.add_argument("--data", help="the run's data set, whose index names the tokenizer (default: fetched)")
-    parser.add_argument("--home", help="folder of what is known of runs (default ~/.murmur)")
+    parser.add_argument("--home", help="folder for files fetched from runs (default ~/.murmur)")
 
 
 def run(options: argparse.Namespace) -> int:

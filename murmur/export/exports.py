@@ -37,17 +37,17 @@ def tell(text: str) -> None:
 def write(options: argparse.Namespace) -> int:
     """Write an export; return the exit status."""
     if options.source is None or options.folder is None:
-        raise ConfigError("murmur export RUN DIR: say which run, and where to (murmur export --help)")
+        raise ConfigError("murmur export RUN DIR: name the run and the folder to write (murmur export --help)")
     if options.theta is not None:
-        raise ConfigError("--theta goes with --verify")
+        raise ConfigError("--theta needs --verify")
     source = find_source(options, options.source, options.netuid)
     try:
         with source.data() as (shards, folder):
             tokenizer = run_tokenizer(shards.index.tokenizer, shards.index.tokenizer_config, folder)
     except StorageError as fault:
         raise ConfigError(
-            f"the index of the run's data set, or the tokenizer that it names, is not to be had ({fault}): give the "
-            "folder of the data set as --data"
+            f"the index of the run's data set, or the tokenizer that it names, cannot be fetched ({fault}): "
+            "give the folder of the data set as --data"
         ) from None
     states = source.states()
     round = states.newest if options.round is None else options.round
@@ -60,9 +60,9 @@ def write(options: argparse.Namespace) -> int:
 def prove(options: argparse.Namespace) -> int:
     """Verify an export; return the exit status."""
     if options.folder is not None or options.fp32 or options.round is not None:
-        raise ConfigError("murmur export --verify DIR [RUN]: round and type are the export's own")
+        raise ConfigError("murmur export --verify DIR [RUN]: leave out --round and the type, the export states both")
     if options.theta is not None and options.source is not None:
-        raise ConfigError("prove an export by --theta or by a run, one of them")
+        raise ConfigError("give either --theta or a run, not both")
     origin = read_origin(options.verify)
     try:
         if options.theta is not None:
@@ -93,7 +93,7 @@ def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
     with suppress(ConfigError, StorageError), source.data() as (shards, _):
         named = shards.index
     found, states = read_export(options.verify, tell), source.states()
-    whose = f"the run is {states.id.hex()[:16]} of {source.whose}: is that whom you mean?"
+    whose = f"the run is {states.id.hex()[:16]} of {source.whose}. Check that this is the right one"
     return [whose, *prove_by_run(found, states, named, tell)]
 
 
@@ -143,11 +143,11 @@ def open_source(options: argparse.Namespace, source: str, netuid: str | None) ->
             peer_id(owner)
         except ValueError:
             raise ConfigError(
-                f"{owner[:200]!r} is no run folder, no node's TOML file, and no hotkey of a run's owner"
+                f"{owner[:200]!r} is not a run folder, a node's TOML file or the hotkey of a run's owner"
             ) from None
     named = {"network": options.network, "netuid": netuid, "home": options.home}
     if folder is not None and any(value is not None for value in named.values()):
-        raise ConfigError("a run folder says everything about its network: leave out the other flags")
+        raise ConfigError("leave out the other flags: a run folder already says which network it is")
     wanted = argparse.Namespace(run=folder, config=file, owner=owner, spec=None, data=None, **named)
     return network.open_network("murmur export", wanted)
 

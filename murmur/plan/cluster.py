@@ -35,7 +35,9 @@ LINK_MBPS = 500.0
 def run(options: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 when it is refused."""
     if options.fit or options.sft is not None:
-        raise ConfigError("a cluster has no clock to fit, and fine-tuning is planned without --members")
+        raise ConfigError(
+            "leave out --fit and --sft with --members: a cluster has no clock, and fine-tuning has no members"
+        )
     plan = planned(presets.read_cluster(options.spec), options)
     refused = refusals(plan)
     if options.json:
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 def planned(spec: ClusterSpec, options: argparse.Namespace) -> ClusterPlan:
     """Return the plan of the spec on the machine given by the options. Raises ConfigError for an impossible one."""
     if options.members is None:
-        raise ConfigError(f"{options.spec} is a cluster's spec: say how many members it has (--members)")
+        raise ConfigError(f"{options.spec} is a cluster's spec: give its number of members (--members)")
     if not 1 <= options.members <= MAX_UIDS:
         raise ConfigError(f"--members is {options.members}: a cluster has 1 to {MAX_UIDS}")
     gpus, gpu_bytes = machine(spec, options)
@@ -64,21 +66,21 @@ def refusals(plan: ClusterPlan) -> list[str]:
     longest = STUCK_SILENCES * plan.spec.cluster.silent_seconds
     if seconds > longest:
         found.append(
-            f"{what} takes {duration(seconds)}: after {duration(longest)} at one step the others take a member for "
-            "stuck and go on without it. Take a faster machine or link, or a larger cluster.silent_seconds"
+            f"{what} takes {duration(seconds)}: after {duration(longest)} at one step the others treat a "
+            "member as stuck and continue without it. Use a faster machine or link, or a larger "
+            "cluster.silent_seconds"
         )
     slow = [way for way, rate in (("up", plan.rates.up), ("down", plan.rates.down)) if rate.one < SLOWEST_BYTES]
     if slow:
         found.append(
-            f"the link {' and '.join(slow)} is slower than {8e-6 * SLOWEST_BYTES:g} Mb/s: a payload times out before "
-            "it is whole"
+            f"the link {' and '.join(slow)} is slower than {8e-6 * SLOWEST_BYTES:g} Mb/s: uploads of payloads time out"
         )
     if plan.checkpoint_share > 1:
         rounds = plan.spec.checkpoint_rounds
         found.append(
             f"a checkpoint of {size_words(plan.setting.sizes.model)} and {rounds} payloads take "
-            f"{plan.checkpoint_share:.1f} times as long to send as {rounds} rounds last: a machine that joins finds no "
-            "checkpoint from which it could follow. Take a faster uplink or a larger checkpoint_rounds"
+            f"{plan.checkpoint_share:.1f} times as long to send as {rounds} rounds last: a machine that joins "
+            "finds no checkpoint that is recent enough. Use a faster uplink or a larger checkpoint_rounds"
         )
     return found
 

@@ -27,27 +27,28 @@ Planned = TypeVar("Planned", bound=TrainerPlan)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "What a run asks of one node: a round's phases and what they hold up, memory, disk, tokens and FLOPs, bytes up "
-        "and down, utilization. Arithmetic from the spec; nothing is started. The exit status is 1 for a plan that "
-        "cannot work: GPUs too small, a miner that commits too late, a validator that judges too late."
+        "What a run needs from one node: a round's phases and deadlines, memory, disk, tokens and FLOPs, "
+        "bytes up and down, utilization. It is calculated from the spec; nothing is started. The exit status "
+        "is 1 when the plan cannot work: GPUs too small, a miner that commits too late, a validator that "
+        "judges too late."
     )
     parser.add_argument("--spec", required=True, help="a preset (configs/), or a TOML or JSON file")
     add_machine(parser)
     parser.add_argument(
         "--members",
         type=int,
-        help="plan a cluster of so many members over one bucket (murmur cluster), in place of a run on a chain",
+        help="plan a cluster with this number of members over one bucket (murmur cluster), instead of a run on a chain",
     )
     parser.add_argument(
         "--sft",
         metavar="RECIPE",
-        help="plan a fine-tuning of the run's model in place of the run: a recipe of murmur sft, by name or file",
+        help="plan fine-tuning of the run's model instead of the run: a recipe of murmur sft, by name or file",
     )
     parser.add_argument(
         "--fit",
         action="store_true",
-        help="find the shortest clock with which this machine is in time, and print it as TOML (with --json the plan "
-        "with that clock)",
+        help="find the shortest clock that this machine can keep, and print it as TOML (with --json: the plan with "
+        "that clock)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, in bytes and seconds")
 
@@ -59,14 +60,14 @@ def add_machine(parser: argparse._ActionsContainer) -> None:
         "--gpu-memory",
         type=float,
         metavar="GB",
-        help="of each, 10^9 bytes (default 180: B200; with --measure this machine's)",
+        help="memory of each GPU, 10^9 bytes (default 180: B200; with --measure this machine's)",
     )
     parser.add_argument(
         "--gpu-tflops",
         type=float,
         metavar="TFLOP/s",
-        help="what each GPU sustains in training, not its peak (default 530: the published 72B run on B200; with "
-        "--measure a trial)",
+        help="speed of each GPU in training, not its peak (default 530: the published 72B run on B200; with "
+        "--measure a test)",
     )
     parser.add_argument(
         "--up", type=float, metavar="Mb/s", help="uplink, 10^6 bits a second (default: the spec's; a cluster's: 500)"
@@ -76,16 +77,16 @@ def add_machine(parser: argparse._ActionsContainer) -> None:
         "--validators",
         type=int,
         default=VALIDATORS,
-        help=f"how many count, with equal stake: they share the copies of payloads (default {VALIDATORS})",
+        help=f"number of validators with equal stake: they share the copies of payloads (default {VALIDATORS})",
     )
     parser.add_argument(
-        "--with-data", action="store_true", help="the data set is on the node's disk: nothing of it is fetched"
+        "--with-data", action="store_true", help="the data set is on the node's disk: nothing is fetched"
     )
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="measure this machine instead of assuming a server: hash, disk, memory, codec, and training by a trial. "
-        "Takes about half a minute; the disk is that of the node's home",
+        help="measure this machine instead of assuming a server: hash, disk, memory, codec, and training. Takes "
+        "about half a minute and uses the disk of the node's home",
     )
 
 
@@ -120,7 +121,7 @@ def _show_fit(plan: Plan) -> int:
         f"{clock.round_blocks} blocks of {clock.block_seconds:g} s: {duration(plan.round_seconds)} a round, of which "
         f"{plan.utilization:.1%} is compute",
         f"for {plan.gpus} x {plan.rates.compute.one / 1e12:g} TFLOP/s; {plan.margin:.0%} of the compute is kept free",
-        *(f"REFUSED all the same: {reason}" for reason in refused),
+        *(f"STILL REFUSED: {reason}" for reason in refused),
     ]
     sys.stdout.write("".join(f"# {line}\n" for line in told) + "\n" + as_toml(plan))
     return 1 if refused else 0
@@ -178,8 +179,8 @@ def refusals(plan: Plan, roles: Sequence[Role] = ROLES) -> list[str]:
     found += [_late(missed) for missed in plan.missed if missed.deadline.role in roles]
     if "validator" in roles and plan.uplink_share > 1:
         found.append(
-            f"a validator's uplink is needed {plan.uplink_share:.0%} of the time: copies and checkpoints never get up, "
-            "and joiners find none"
+            f"a validator's uplink is needed {plan.uplink_share:.0%} of the time: its copies and checkpoints are "
+            "never finished, and joiners find none"
         )
     return found
 
@@ -190,7 +191,7 @@ def too_small(plan: TrainerPlan) -> list[str]:
         return []
     needed = plan.gpus_needed
     remedy = (
-        "no number of them suffices: take GPUs with more memory"
+        "no number of GPUs is enough: use GPUs with more memory"
         if needed is None
         else f"it needs {needed} of them, or GPUs with more memory"
     )
@@ -202,7 +203,7 @@ def _late(missed: Missed) -> str:
     longest = ", ".join(f"{timed.phase.name!r} {duration(timed.seconds)}" for timed in missed.path[:TOLD])
     return (
         f"a {deadline.role} {deadline.does} {duration(missed.ends - missed.by)} after {deadline.when}: "
-        f"{deadline.missed}. What takes longest on the way there: {longest}"
+        f"{deadline.missed}. The longest phases before it: {longest}"
     )
 
 

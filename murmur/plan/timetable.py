@@ -45,8 +45,8 @@ def lines(plan: Plan, run: Run, refused: Sequence[str], *, measured: bool) -> It
     yield from verdict(refused, "IT FITS: every deadline is met.")
     if plan.loses_own_state:
         yield from wrapped(
-            "MIND: a miner's own state is not on the disk when it compresses the next round, and is given up: a crash "
-            "loses error feedback and optimizer state. Take a faster disk.",
+            "MIND: a miner's own state is not on disk in time for the next round's compression, so it is not "
+            "saved: a crash loses error feedback and optimizer state. Use a faster disk.",
             "  ",
         )
     for role in ROLES:

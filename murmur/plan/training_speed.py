@@ -77,7 +77,7 @@ def trial(spec: TrainingSpec, device: torch.device, tell: Tell, *, gpus: int = 1
     """Try one device of `gpus` in inner steps of `spec`; None where not even one layer fits."""
     model, fitting = cut(spec.model, _parameters(device)), _fitting(spec, device, gpus)
     if model is None or fitting is None:
-        tell("training: not tried, a layer of this model is too large here; the stated rate stays")
+        tell("training: not measured, a layer of this model is too large for this machine; the stated speed is used")
         return None
     tell(f"training, {model.layers} of {spec.model.layers} layers")
     module = Transformer(model)

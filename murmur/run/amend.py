@@ -29,13 +29,13 @@ def amend(options: Namespace) -> int:
     fields = _fields(options)
     folder, settings, doors, now = _open(options)
     if (posted := same(now, fields)) is not None:
-        say("this amendment stands in the owner's slot already")
+        say("the owner's slot already names this amendment")
         return _confirm(options, settings, folder, doors, posted)
     amendment = proposed(now, fields)
     before, after = now.planned, now.planned.amended([amendment])
     changed = list(changes(before, after, amendment.from_round))
     if not changed:
-        raise ConfigError("it changes nothing: the spec of that round says all of this already")
+        raise ConfigError("the amendment changes nothing: the spec of that round already has these values")
     _require(options, before, after, amendment, doors)
     say(f"from round {amendment.from_round} on:")
     width = max(len(field) for field, _, _ in changed)
@@ -57,22 +57,22 @@ def void(options: Namespace) -> int:
             return _confirm(options, settings, folder, doors, amendment)
     if not 0 <= number <= run.clock.decided_before(now.block):
         raise ConfigError(
-            f"round {number} is not decided yet: only what was agreed can be void. Now is round "
-            f"{run.clock.round_at(now.block)}"
+            f"round {number} is not decided yet: only an agreed round can be declared void. The current round "
+            f"is {run.clock.round_at(now.block)}"
         )
     _require_left_behind(run, doors, now, number)
     try:
         if not was_agreed(run, doors, number):
-            raise ConfigError(f"nothing was agreed in round {number}: it is void already, and nothing waits for it")
+            raise ConfigError(f"nothing was agreed in round {number}: it is void already, and the run has gone on")
     except ChainError as fault:
-        say(f"whether anything was agreed in round {number} is not known here: {fault}")
+        say(f"cannot find out whether round {number} agreed on anything: {fault}")
     earliest = earliest_round(run, now.block)
     height = run.clock.start(earliest)
     fields = {"from_round": earliest, "void_round": number, "void_from_block": height}
     amendment = proposed(now, fields)
     say(
-        f"round {number} is void for everybody who looks from block {height} on (round {earliest}): the "
-        "run goes on from the state before it, and its miners take their updates back"
+        f"round {number} will be void from block {height} on (round {earliest}): the run continues from the "
+        "state before it, and its miners keep their updates for later"
     )
     return _post(options, settings, folder, doors, now, amendment)
 
@@ -153,14 +153,16 @@ def _require(options: Namespace, before: Run, after: Run, amendment: Amendment, 
     faults = [*subnet_terms.misfits(after, number, subnet), *refusals(planned(after.spec_at(number), options))]
     known = {*subnet_terms.misfits(before, number, subnet), *refusals(planned(before.spec_at(number), options))}
     if fresh := [fault for fault in faults if fault not in known]:
-        raise ConfigError("the run could not go on with this, and nothing was published:\n  " + "\n  ".join(fresh))
+        raise ConfigError(
+            "the run cannot work with this amendment, and nothing was published:\n  " + "\n  ".join(fresh)
+        )
 
 
 def _post(
     options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing, amendment: Amendment
 ) -> int:
     if now.refused is not None:
-        say(f"it takes the place of what the slot names, which nobody follows: {now.refused}")
+        say(f"it replaces the amendment in the slot, which nodes do not follow: {now.refused}")
     if not questions.agreed_to("publish it?", yes=options.yes):
         say("nothing was published")
         return 0
@@ -176,13 +178,13 @@ def _confirm(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors
     """Read the amendment back as other nodes do, and print when it is settled."""
     now = _look(settings, folder)
     if amendment in now.run.amendments:
-        say(f"it is settled: everybody follows it from round {amendment.from_round} on")
+        say(f"the amendment is settled: every node follows it from round {amendment.from_round} on")
         return 0
     if amendment not in now.pending:
-        raise ConfigError(f"it is not what everybody reads: {now.refused}. Publish it again for a later round")
+        raise ConfigError(f"nodes do not follow the amendment: {now.refused}. Publish it again for a later round")
     say(when_settled(now, amendment))
     void = questions.command(f"murmur run void {folder.path} --pending", options)
-    say(f"until then it can be taken back: {void}")
+    say(f"to take it back before then: {void}")
     return 0
 
 
@@ -203,8 +205,8 @@ def _require_unchanged(before: object, now: object) -> None:
     settled amendment do not follow an owner that leaves it out."""
     if before != now:
         raise ConfigError(
-            "the amendments have changed meanwhile: one is settled by now, or another machine has posted. "
-            "Nothing was published: run the same command again"
+            "the amendments have changed meanwhile: one was settled, or another machine has posted. Nothing "
+            "was published: run the same command again"
         )
 
 
@@ -224,7 +226,7 @@ def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, doo
     for amendment in leaves:
         say(f"taken back: {described(amendment)}")
     if now.refused is not None:
-        say(f"taken back: what nobody follows ({now.refused})")
+        say(f"taken back: the amendment that nodes do not follow ({now.refused})")
     if not questions.agreed_to("take it back?", yes=options.yes):
         say("nothing was published")
         return 0
@@ -265,12 +267,12 @@ def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> 
             gone_on = next((selection for _, selection in way if selection.round <= number), None)
     except StorageError as fault:
         raise ConfigError(
-            f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when validators' "
-            "buckets answer"
+            f"cannot find out whether the run has gone on from round {number}: {fault}. Try again when "
+            "validators' buckets answer"
         ) from None
     if gone_on is not None and gone_on.round == number:
         raise ConfigError(
-            f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake hold a state "
-            "that it is part of, and everybody has its bytes from them. To void it now would part those who have "
-            "applied it from those who come later"
+            f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake hold a "
+            "state that contains it, and share its bytes. Voiding it now would split the run between nodes "
+            "that have applied it and later ones"
         )

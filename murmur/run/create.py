@@ -41,7 +41,7 @@ def create(options: Namespace) -> int:
     folder: Path = options.folder
     if (folder / DRAFT).exists():
         raise ConfigError(
-            f"{folder} holds a run already: publish it (murmur run publish {folder}), or name another folder"
+            f"{folder} already holds a run: publish it (murmur run publish {folder}), or name another folder"
         )
     statuses: list[int] = []
     on_ranks("auto", options.device, lambda ranks: statuses.append(_create(options, folder, ranks)))
@@ -151,11 +151,11 @@ def _require(spec: RunSpec, data: Shards, options: Namespace, misfits: Sequence[
     if faults:
         windows = ", ".join(f"{name} = {getattr(spec.clock, name)}" for name in presets.WINDOWS)
         raise ConfigError(
-            f"a run of {source} could not work here, and nothing was made:\n  "
+            f"a run of {source} cannot work here, and nothing was made:\n  "
             + "\n  ".join(faults)
-            + f"\nIts [clock] has {windows} in blocks of {spec.clock.block_seconds:g} s: give longer windows in a "
-            "file of your own (--spec FILE), another machine (--gpus, --gpu-tflops, --up, --down, or --measure for "
-            "this one), or train less a round ([inner])"
+            + f"\nIts [clock] has {windows} in blocks of {spec.clock.block_seconds:g} s. Give longer windows in a "
+            "file of your own (--spec FILE), or train less per round ([inner]). Or plan for another machine (--gpus, "
+            "--gpu-tflops, --up, --down, or --measure for this one)"
         )
     spare = plan.tightest("miner")
     say(

@@ -49,18 +49,18 @@ def publish(options: Namespace) -> int:
         for split, what in ((data.train, "training"), (data.held_out, "held-out")):
             with questions.steps(f"hashing the {what} split's shards") as tell:
                 split.verify(tell)
-        say("data: every shard is what the index says")
+        say("data: every shard matches the index")
     _require_theta(folder)
     require_read_only(doors.bucket, doors.pointer, local=folder.table["local"])
-    say("bucket: our key writes it; the published one reads it, and is refused all else")
+    say("bucket: our key writes; the published key reads, and can do nothing else")
     blobs = blobs_of(theta_blobs(folder.path / THETA, folder.theta), data_blobs(folder.data, data, whole=whole))
     with questions.progress("putting up") as tell:
         upload(doors.bucket, blobs, tell)
     say(f"bucket: {len(blobs)} objects, {sum(path.stat().st_size for _, path in blobs):,} bytes")
     if _in_slot(doors) != stood:
         raise ConfigError(
-            "the owner's slot names something else than when this command began: another one, on another machine, "
-            "has published meanwhile. Nothing was posted. Look at it (murmur run show), or run the same command again"
+            "the owner's slot has changed since this command began: another machine has published meanwhile. "
+            "Nothing was posted. Check it (murmur run show), or run the same command again"
         )
     if named is None:
         spec = _seal(doors, folder, lead)
@@ -94,8 +94,8 @@ def _require_theta(folder: RunFolder) -> None:
         checkpoint.load(folder.path / THETA, folder.theta, spec.model.shapes())
     except CheckpointCorrupt as fault:
         raise ConfigError(
-            f"theta_0 in {folder.path / THETA} is damaged, or {DRAFT} was changed since it was made ({fault}), and "
-            "nothing was published: create the run again in another folder"
+            f"theta_0 in {folder.path / THETA} is damaged, or {DRAFT} was changed afterwards ({fault}). "
+            "Nothing was published: create the run again in another folder"
         ) from None
 
 
@@ -122,12 +122,12 @@ def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *
             raise  # it may be this run, amended: an owner who cannot read it must not be advised to replace it
         known = f"a run whose bucket does not answer ({slot.amendment.hex()[:16]})"
     except (ConfigError, InvalidMessage):
-        known = f"a run that cannot be read any more ({slot.amendment.hex()[:16]})"
+        known = f"a run that can no longer be read ({slot.amendment.hex()[:16]})"
     if replace:
         return None
     raise ConfigError(
-        f"this hotkey's slot names {known}: whoever joins that run, or starts again with an empty home, would no "
-        "longer find it. Publish with another hotkey, or give that run up: --replace"
+        f"this hotkey's slot names {known}: nodes that join that run, or restart with an empty home, would no "
+        "longer find it. Publish with another hotkey, or abandon that run: --replace"
     )
 
 
@@ -137,7 +137,7 @@ def _lead(folder: RunFolder, wanted: int | None) -> int:
         return max(int(clock["round_blocks"]), ceil(START_SECONDS / float(clock["block_seconds"])))
     if not FEWEST_BLOCKS <= wanted < 1 << 20:
         raise ConfigError(
-            f"--start-in is {wanted}, expected at least {FEWEST_BLOCKS} blocks: nodes have to find the run"
+            f"--start-in is {wanted}, expected at least {FEWEST_BLOCKS} blocks: nodes need time to find the run"
         )
     return wanted
 
@@ -177,11 +177,11 @@ def _say_next(doors: Doors, settings: OwnerConfig, spec: RunSpec, options: Names
             f"round 0 begins with block {spec.clock.start_block}, in {blocks} blocks "
             f"({duration(blocks * spec.clock.block_seconds)}). A run needs validators from its first round on."
         )
-    say("whoever takes part configures")
+    say("each node needs this in its configuration")
     say(f'  network = "{settings.network}"')
     say(f"  netuid = {settings.netuid}")
     say(f'  owner = "{spec.owner}"')
     say(
-        "and starts python neurons/miner.py or neurons/validator.py. What becomes of it: murmur run show "
+        "and starts python neurons/miner.py or neurons/validator.py. To follow the run: murmur run show "
         f"{options.folder}"
     )

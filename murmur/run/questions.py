@@ -63,7 +63,7 @@ def ask(question: str, default: str = "", *, secret: bool = False) -> str:
             sys.stderr.flush()
             line = sys.stdin.readline()
             if not line:
-                raise ConfigError(f"no answer to: {question}")
+                raise ConfigError(f"no answer to the question: {question}")
             answer = line
         if answer.strip() or default:
             return answer.strip() or default
@@ -74,7 +74,7 @@ def agreed_to(question: str, *, yes: bool) -> bool:
     if yes:
         return True
     if not somebody_is_there():
-        raise ConfigError(f"nothing was published: there is no terminal to ask at ({question}). Say so with --yes")
+        raise ConfigError(f"nothing was published: there is no terminal to ask ({question}). To confirm, use --yes")
     return ask(f"{question} (yes/no)", "no").lower() in ("y", "yes")
 
 
@@ -168,5 +168,5 @@ def _kept(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as fault:
-        raise ConfigError(f"{path} cannot be read ({fault}): mend or delete it") from None
+        raise ConfigError(f"{path} cannot be read ({fault}): correct or delete it") from None
     return {name: str(value) for name, value in flat(table)}

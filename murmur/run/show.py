@@ -28,7 +28,7 @@ def show(options: Namespace) -> int:
     if options.folder is not None and not (options.folder / DRAFT).exists():
         if not any(options.folder.glob("nodes/*/node.toml")):
             raise ConfigError(
-                f"{options.folder} is no run's folder: neither murmur run create nor murmur localnet made it"
+                f"{options.folder} is not a run's folder: murmur run create and murmur localnet make such folders"
             )
         options.run = options.folder
     elif options.folder is not None:
@@ -98,7 +98,7 @@ def _links(there: network.Opened, run: Run, newest: Stated | None, block: int) -
         bucket = f"{slot.pointer.endpoint}/{slot.pointer.bucket}"
     lines = [f"bucket     {bucket}"]
     if newest is None:
-        return [*lines, "link       nobody has said anything yet, or not for long"]
+        return [*lines, "link       unknown: no validator has posted a word recently"]
     if newest.link == first_link(run.id):
         what = "no round has been agreed yet"
     else:
@@ -106,7 +106,7 @@ def _links(there: network.Opened, run: Run, newest: Stated | None, block: int) -
             _, found = next(records(run, there.doors, block, newest.link))
             what = f"of round {found.round}, in which {len(found.contributing)} contributed"
         except StorageError as fault:
-            what = f"its selection is not to be had: {fault}"
+            what = f"its selection cannot be read: {fault}"
     return [
         *lines,
         f"link       {newest.link.hex()}: {what}",
@@ -119,5 +119,5 @@ def _amendments(now: Standing) -> list[str]:
     lines = [f"amendment  {described(amendment)}: settled" for amendment in now.run.amendments]
     lines += [f"amendment  {described(amendment)}: {when_settled(now, amendment)}" for amendment in now.pending]
     if now.refused is not None:
-        lines.append(f"refused    the slot names another amendment, which nobody follows: {now.refused}")
+        lines.append(f"refused    the slot names another amendment, which nodes do not follow: {now.refused}")
     return lines or ["amendments none"]

@@ -28,8 +28,8 @@ def misfits(run: Run, round: int, subnet: Subnet) -> list[str]:
     carried = subnet.post_bytes // ROUND_POST_BYTES
     if carried == 0:
         found.append(
-            f"a hotkey may post {subnet.post_bytes} bytes an epoch (Commitments.MaxSpace), but one round takes up to "
-            f"{ROUND_POST_BYTES}: ask whoever governs the chain to raise it"
+            f"a hotkey may post {subnet.post_bytes} bytes an epoch (Commitments.MaxSpace), but one round takes "
+            f"up to {ROUND_POST_BYTES}: the chain's governance has to raise it"
         )
     elif subnet.tempo > carried * length:
         found.append(
@@ -39,13 +39,14 @@ def misfits(run: Run, round: int, subnet: Subnet) -> list[str]:
         )
     if subnet.max_uids > MAX_UIDS:
         found.append(
-            f"{subnet.max_uids} hotkeys may be registered (MaxAllowedUids), and a word has bits for {MAX_UIDS}: the "
-            "subnet's owner has to trim it"
+            f"{subnet.max_uids} hotkeys may be registered (MaxAllowedUids), but a word has bits for "
+            f"{MAX_UIDS}: the subnet's owner has to lower it"
         )
     if subnet.mechanisms != 1:
         found.append(
-            f"the subnet has {subnet.mechanisms} mechanisms (MechanismCountCurrent), and a run sets the weights of "
-            "one: who is paid by another does not follow from this run. The subnet's owner has to set one"
+            f"the subnet has {subnet.mechanisms} mechanisms (MechanismCountCurrent), but a run sets the "
+            "weights of only one, so another would pay independently of the run. The subnet's owner has to "
+            "set one"
         )
     pay = spec.gauntlet.weight_rounds * length
     if subnet.weights_rate_limit > pay:
@@ -61,8 +62,8 @@ def require_fit(run: Run, round: int, subnet: Subnet) -> None:
     """Raise ConfigError when the run cannot work on this chain."""
     if found := misfits(run, round, subnet):
         raise ConfigError(
-            f"run {run.first.name} cannot work on this subnet as it is now. Nothing has to be done here but to start "
-            "again when that has changed:\n  " + "\n  ".join(found)
+            f"run {run.first.name} cannot work with this subnet's present settings. Start again when they have "
+            "changed:\n  " + "\n  ".join(found)
         )
 
 
@@ -79,7 +80,7 @@ class SubnetTerms:
         try:
             subnet = chain.subnet(chain.finalized().block)
         except ChainError as fault:
-            logger.debug("round {round}: the subnet's settings are not known: {fault}", round=round, fault=str(fault))
+            logger.debug("round {round}: cannot read the subnet's settings: {fault}", round=round, fault=str(fault))
             return
         settings = replace(subnet, owner=None)  # the subnet's owner does not matter to us
         seen, self._seen = self._seen, settings
@@ -103,5 +104,5 @@ class SubnetTerms:
             post_bytes=subnet.post_bytes,
             weights_rate_limit=subnet.weights_rate_limit,
             commit_reveal="on" if subnet.commit_reveal else "off",
-            verdict="; ".join(found) or "The run goes on with them",
+            verdict="; ".join(found) or "The run continues with them",
         )

@@ -12,8 +12,8 @@ class Unseen(StrEnum):
     """Why a row that was set cannot be read."""
 
     WAITING = "not revealed yet, or not final"
-    OVERWRITTEN = "revealed together with later ones, which have overwritten them"
-    GONE = "its hotkey was not registered any more when they came to stand"
+    OVERWRITTEN = "they were revealed together with later ones, which overwrote them"
+    GONE = "its hotkey was no longer registered when they took effect"
 
 
 def row_of(chain: Chain, validator: PeerId, set_in: int) -> Row | Unseen:

@@ -51,6 +51,6 @@ class AmendedSpec:
             except ConfigError as fault:
                 if self._refused <= found.count:
                     self._refused = found.count + 1
-                    logger.error("amendment {number} is not followed: {why}", number=found.count + 1, why=str(fault))
+                    logger.error("amendment {number} is ignored: {why}", number=found.count + 1, why=str(fault))
                 break
         return found.count

@@ -53,7 +53,7 @@ def find_spec(bucket: RangedBucket, run: Digest) -> ClusterSpec:
         return parse_cluster(fetch_blob(bucket, run, SPEC_MAX_BYTES, CALL_SECONDS), run)
     except ObjectMissing:
         raise ConfigError(
-            f"the bucket holds no run {run.hex()[:16]}: the token is of another bucket, or the run was deleted"
+            f"the bucket holds no run {run.hex()[:16]}: the token belongs to another bucket, or the run was deleted"
         ) from None
 
 
@@ -61,8 +61,8 @@ def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
     """Raise ConfigError if this run is another group's: the two could not read each other's claims and records."""
     if not bucket.create(keys.group(run), group.mark, timeout_seconds=CALL_SECONDS):
         raise ConfigError(
-            f"the run {run.hex()[:16]} in this bucket is of another group than this token: ask for the token again "
-            "(murmur cluster invite)"
+            f"the run {run.hex()[:16]} in this bucket belongs to another group than this token: ask for the "
+            "token again (murmur cluster invite)"
         )
 
 
@@ -107,7 +107,7 @@ def member_of(home: Path, run: Digest) -> PeerId:
     except ValueError:
         member = b""
     if len(member) != DIGEST_BYTES:
-        raise ConfigError(f"{path} is damaged: delete it, and this machine takes part as a new member")
+        raise ConfigError(f"{path} is damaged: delete it, and this machine joins as a new member")
     return PeerId(member)
 
 
@@ -142,7 +142,9 @@ class SharedData:
         key = keys.blob(file.blob)
         facts = self._bucket.head(key, timeout_seconds=CALL_SECONDS)
         if facts is None or facts.size_bytes > file.num_bytes or (file.exact and facts.size_bytes != file.num_bytes):
-            raise StorageError(f"the data set's file {file.blob.hex()[:16]} is not in the bucket, or of another size")
+            raise StorageError(
+                f"the data set's file {file.blob.hex()[:16]} is missing in the bucket, or has another size"
+            )
         coming = file.path.with_name(f"{file.path.name}.coming")
         download_to(self._bucket, key, coming, facts.size_bytes, timeout_seconds=FILE_SECONDS)
         digest = sha256()

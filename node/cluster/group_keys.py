@@ -58,7 +58,7 @@ def parse_token(text: str) -> Token:
     except (binascii.Error, ValueError, InvalidMessage):
         token = None
     if token is None or token.encode() != line:
-        raise ConfigError("this is no token, or a part of it is missing: ask for it again (murmur cluster invite)")
+        raise ConfigError("the token is invalid or incomplete: ask for it again (murmur cluster invite)")
     return token
 
 

@@ -123,8 +123,8 @@ class Ledger:
             return None
         except InvalidMessage as fault:
             raise StorageError(
-                f"the record of round {round} ({key}) is nothing that this group has written ({fault}): the token is "
-                "of another group, the release another one, or the store has damaged it"
+                f"the record of round {round} ({key}) was not written by this group ({fault}): the token "
+                "belongs to another group, the release differs, or the store has damaged it"
             ) from None
 
     def rounds(self) -> int:
@@ -305,8 +305,8 @@ class Ledger:
             if key not in self._strange:
                 self._strange.add(key)
                 logger.warning(
-                    "{key} is nothing that this group has written ({fault}): another group's token, another release, "
-                    "or a store that lies; going on without it",
+                    "{key} was not written by this group ({fault}): the writer has another token or release, "
+                    "or the store has damaged it. Ignoring it",
                     key=key,
                     fault=str(fault),
                 )
@@ -343,7 +343,9 @@ class Patience:
         self._since = now if self._since is None else self._since
         if text != self._told or now >= self._again:
             self._told, self._again = text, now + _TOLD_AGAIN_SECONDS
-            logger.warning("the store fails us ({fault}): our work is kept, and we go on when it is back", fault=text)
+            logger.warning(
+                "the store does not answer ({fault}): our work is kept, and we continue when it is back", fault=text
+            )
         self._time.sleep(self._pause)
 
     def answered(self) -> None:

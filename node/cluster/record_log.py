@@ -32,7 +32,7 @@ class RecordLog:
                     path.unlink(missing_ok=True)
         except OSError as fault:
             logger.warning(
-                "round {round}: its record is not kept on this disk ({fault}); others have it",
+                "round {round}: cannot keep its record on this disk ({fault}); other members have it",
                 round=round,
                 fault=str(fault),
             )

@@ -47,7 +47,9 @@ def _load_genesis(ledger: Ledger, state: NodeState) -> None:
     try:
         state.load_consensus(Snapshot(0, first_link(state.run_id), digest), _fetcher(ledger.bucket))
     except CheckpointCorrupt as fault:
-        raise ConfigError(f"theta_0 in the cluster's bucket is damaged ({fault}): put it up again") from None
+        raise ConfigError(
+            f"theta_0 in the cluster's bucket is damaged ({fault}): its founder has to upload it again"
+        ) from None
 
 
 def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
@@ -59,7 +61,7 @@ def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
         try:
             _stand_at(ledger, state, found)
         except (StorageError, CheckpointCorrupt, OutOfSync) as fault:
-            told = "the checkpoint of round {round} that {member} shows is of no use: {fault}"
+            told = "cannot use the checkpoint of round {round} from {member}: {fault}"
             logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
             state.restore()
             state.store.commit(state.saved)  # also removes the refused checkpoint's files from the disk
@@ -106,7 +108,7 @@ def _stand_at(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
     state.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
     record = ledger.record(found.round)
     if record is not None and digest_of(record.theta) != state.replica.digest():
-        raise OutOfSync("its theta is another than the run's")
+        raise OutOfSync("its theta differs from the run's")
     mine = _left_out(ledger, state)
     sealed = replace(state.saved.sealed, returned=True) if state.saved.sealed is not None and mine is not None else None
     state.stand(found.link, Tip(found.round, found.link), sealed=sealed)

@@ -78,7 +78,7 @@ def _decode(body: dict[str, Any]) -> Run:
         run = Run(parse_spec(spec, _digest(spec)))
         run = run.amended([parse_amendment(data, _digest(data)) for data in amendments])
         if run.head.hex() != body["head"]:
-            raise InvalidMessage("the disk has changed it")
+            raise InvalidMessage("the disk changed it")
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         raise InvalidMessage(f"not what was written ({type(fault).__name__})") from None
     return run

@@ -43,8 +43,8 @@ Archives = Annotated[
     tuple[Annotated[str, Field(pattern=r"^wss?://[^\s,]+$")], ...] | None,
     BeforeValidator(_listed),
     Field(
-        description="ws(s):// URLs of archive nodes, asked for what the chain's node has pruned; none: nobody is; "
-        "default: the public ones of a named network"
+        description="ws(s):// URLs of archive nodes, asked for state that the chain's node has pruned; none: use no "
+        "archive; default: the public ones of a named network"
     ),
 ]
 """We take block hashes from our own chain node only. An archive could lie about a block's state, since nothing is
@@ -79,7 +79,7 @@ class BucketConfig(_Table):
     ] = None
     public_url: Annotated[
         str | None,
-        Field(description="of a public bucket, in place of a read-only token: https://HOST before its objects' keys"),
+        Field(description="of a public bucket, instead of a read-only token: https://HOST before its objects' keys"),
     ] = None
 
     def model_post_init(self, context: Any) -> None:
@@ -89,8 +89,9 @@ class BucketConfig(_Table):
         for name, ours, theirs in zip(_KEY, (self.access_key, self.secret_key), published, strict=True):
             if ours == theirs:
                 raise ValueError(
-                    f"{variable_of(f'bucket.{name}')} and {variable_of(f'bucket.read_{name}')} are the same, and the "
-                    "latter is published for ever: make a second token, one that may only read this bucket, for it"
+                    f"{variable_of(f'bucket.{name}')} and {variable_of(f'bucket.read_{name}')} are the same, "
+                    "and the second one is published on chain: create a read-only token for this bucket, and "
+                    "use that as the second"
                 )
 
 
@@ -100,8 +101,8 @@ class MinerConfig(_Table):
     speculate: Annotated[
         bool,
         Field(
-            description="of a miner: begin a round from the selection that it expects for the one before, and correct "
-            "that where it was wrong; without it the GPUs wait for the decision"
+            description="miners: start a round from the expected selection of the one before, and correct it if it was "
+            "wrong; without it the GPUs wait for the decision"
         ),
     ] = True
 
@@ -120,13 +121,16 @@ class NetworkConfig(_Table):
         Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's owner")
     ] = None
     data_gigabytes: Annotated[
-        float, Field(gt=0, description="most disk for fetched shards, in 10^9 bytes; those unused longest make room")
+        float,
+        Field(
+            gt=0, description="most disk for fetched shards, in 10^9 bytes; shards that were unused longest are deleted"
+        ),
     ] = 100.0
     home: Annotated[Path, Field(description="folder of this node's state; one per hotkey")] = Path("~/.murmur")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
     codec: Annotated[
         Literal["auto", "native", "reference"],
-        Field(description="codec backend; auto: native where it is built (same bytes, dozens of times faster)"),
+        Field(description="codec backend; auto: native if it is built (same bytes, dozens of times faster)"),
     ] = "auto"
     archives: Archives = None
     call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
@@ -145,7 +149,9 @@ class TelemetryConfig(_Table):
     metrics_port: Annotated[
         int | None, Field(ge=1, le=65535, description="port for Prometheus' scrapes at /metrics; default: none")
     ] = None
-    metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
+    metrics_address: Annotated[str, Field(description="address to listen at for scrapes; 0.0.0.0 for all")] = (
+        "127.0.0.1"
+    )
 
 
 class NodeConfig(TelemetryConfig, NetworkConfig):
@@ -168,13 +174,16 @@ class ClusterConfig(TelemetryConfig):
         Path | None, Field(description="folder of tokenised shards; default: fetched into home from the bucket")
     ] = None
     data_gigabytes: Annotated[
-        float, Field(gt=0, description="most disk for fetched shards, in 10^9 bytes; those unused longest make room")
+        float,
+        Field(
+            gt=0, description="most disk for fetched shards, in 10^9 bytes; shards that were unused longest are deleted"
+        ),
     ] = 100.0
     home: Annotated[Path, Field(description="folder of this member's state")] = Path("~/.murmur")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
     codec: Annotated[
         Literal["auto", "native", "reference"],
-        Field(description="codec backend; auto: native where it is built (same bytes, dozens of times faster)"),
+        Field(description="codec backend; auto: native if it is built (same bytes, dozens of times faster)"),
     ] = "auto"
 
 
@@ -290,7 +299,7 @@ def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[t
         elif name in from_environment:
             value, origin = from_environment[name], variables[name]
         elif name in from_file:
-            value, origin = from_file[name], str(file) if name in fields else f"{file}, which nothing reads"
+            value, origin = from_file[name], str(file) if name in fields else f"{file}: no such setting"
         else:
             default = _default(name)
             value, origin = None if default is _NONE else default, "default"
@@ -317,7 +326,7 @@ def _flags(model: type[BaseModel], program: str, summary: str, argv: Sequence[st
     parser = argparse.ArgumentParser(
         prog=program,
         description=summary,
-        epilog="Every flag can stand in the TOML file of --config, or in the environment as MURMUR_<NAME> with two "
+        epilog="Every flag can be in the TOML file of --config, or in the environment as MURMUR_<NAME> with two "
         "underscores for each dot (MURMUR_BUCKET__SECRET_KEY). Secrets: environment or file only.",
         allow_abbrev=False,
     )
@@ -325,8 +334,8 @@ def _flags(model: type[BaseModel], program: str, summary: str, argv: Sequence[st
     named = (word.split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
     if any(name.endswith("secret_key") for name in named):
         raise ConfigError(
-            "a secret stands on the command line, where every user of this machine can read it: revoke it, then give "
-            f"the new one as {PREFIX}BUCKET__SECRET_KEY or in the file of --config"
+            "a secret is on the command line, where every user of this machine can read it: revoke it, then "
+            f"give the new one as {PREFIX}BUCKET__SECRET_KEY or in the file of --config"
         )
     return vars(parser.parse_args(list(argv)))
 
@@ -372,7 +381,7 @@ def _unknown(shown: str, where: Sequence[int | str], fields: Mapping[str, str]) 
     there = {field.removeprefix(prefix).split(".")[0] for field in fields if field.startswith(prefix)}
     near = [prefix + close for close in get_close_matches(name, sorted(there), n=1, cutoff=0.6)]
     near += [field for field in fields if field == name or field.endswith(f".{name}")]
-    return f"{shown}: nothing reads this" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{shown}: no such setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
 _READ_TOKEN = {f"bucket.read_{part}" for part in _KEY}

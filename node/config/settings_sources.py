@@ -86,7 +86,7 @@ def environment_values(fields: Mapping[str, str], environment: Mapping[str, str]
         if variable not in known:
             close = get_close_matches(variable, known, n=1, cutoff=0.8)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"the environment has {variable}, which nothing reads{hint}")
+            raise ConfigError(f"the environment has {variable}, which is not a setting{hint}")
         if value:
             values[known[variable]] = value
     return values

@@ -30,8 +30,8 @@ def bucket(case: Case) -> str:
         try_own(doors.bucket, doors.pointer, local=case.local, timeout_seconds=TRY_SECONDS, time=doors.time)
     except StorageError as fault:
         raise Fault(
-            f"the store does not do what it is asked ({fault}): nothing that this node makes would reach anybody",
+            f"the store fails ({fault}): peers could not read anything from this node",
             f"check {ENDPOINT}, and that this machine reaches that address (a firewall, a name server, a proxy)",
             reaction(case.config.bucket.endpoint, case.time.now() - began, TRY_SECONDS),
         ) from None
-    return "our key writes; the published one reads, and is refused all else"
+    return "our key writes; the published key reads, and can do nothing else"

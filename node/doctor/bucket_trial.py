@@ -20,7 +20,7 @@ _BUCKET = f"{_NAME} and {variable_of('bucket.endpoint')}"
 _WRITE_ID, _WRITE_SECRET = WRITE_KEY.split(" and ")
 _READ_ID, _READ_SECRET = READ_KEY.split(" and ")
 _TO_FIX = {
-    Why.NO_BUCKET: ("there is no such bucket", f"check {_BUCKET}, or create the bucket"),
+    Why.NO_BUCKET: ("the bucket does not exist", f"check {_BUCKET}, or create the bucket"),
     Why.OWNER_UNKNOWN: (f"the server does not know {_WRITE_ID}", f"copy it again from your token, or check {_BUCKET}"),
     Why.OWNER_SECRET: (
         f"{_WRITE_SECRET} is not the secret of {_WRITE_ID}",
@@ -31,30 +31,30 @@ _TO_FIX = {
         f"check {_NAME}; if it is right, give a token that reads and writes this bucket",
     ),
     Why.SWAPPED: (
-        f"{READ_KEY}, which everybody will see, may write, and {WRITE_KEY} may not",
+        f"{READ_KEY}, which is public, may write, but {WRITE_KEY} may not",
         "exchange the tokens",
     ),
     Why.READER_UNKNOWN: (
-        f"the server does not know {_READ_ID}, so nobody could read",
+        f"the server does not know {_READ_ID}, so peers could not read",
         "copy it again from your read-only token. One that was made a moment ago may need a minute",
     ),
     Why.READER_SECRET: (
-        f"{_READ_SECRET} is not the secret of {_READ_ID}, so nobody could read",
+        f"{_READ_SECRET} is not the secret of {_READ_ID}, so peers could not read",
         f"copy both again from one token: {READ_KEY}",
     ),
     Why.UNREADABLE: (
-        f"{READ_KEY} may not read the bucket, so nobody could",
+        f"{READ_KEY} may not read the bucket, so peers could not",
         f"give a token that may read {_NAME}. One that was made a moment ago may need a minute",
     ),
     Why.ELSEWHERE: (f"{READ_KEY} do not read what {WRITE_KEY} wrote a moment ago", f"check {_BUCKET}"),
     Why.WRITABLE: (
-        f"{READ_KEY}, which everybody will see, may also write or delete, and so could anybody",
+        f"{READ_KEY}, which is public, may also write or delete, so anyone could",
         f"give a token that may only read: {READ_KEY}",
     ),
 }
-_WRITABLE_BY_ALL = f"at {PUBLIC_URL} everybody may write or delete", "let the bucket be public for reading only"
+_WRITABLE_BY_ALL = f"at {PUBLIC_URL} anyone may write or delete", "make the bucket public for reading only"
 _UNREADABLE_BY_ALL = (
-    f"at {PUBLIC_URL} the bucket may not be read by everybody",
+    f"at {PUBLIC_URL} the bucket is not public",
     "make it public, or check the address",
 )
 _TO_FIX_PUBLIC = _TO_FIX | {
@@ -63,7 +63,7 @@ _TO_FIX_PUBLIC = _TO_FIX | {
     Why.READER_SECRET: _UNREADABLE_BY_ALL,
     Why.UNREADABLE: _UNREADABLE_BY_ALL,
     Why.ELSEWHERE: (
-        f"at {PUBLIC_URL} there is not what was written to {_NAME} a moment ago",
+        f"at {PUBLIC_URL} the object just written to {_NAME} cannot be read",
         "check the address; if it is right, a cache before the bucket has to heed Cache-Control and must not keep that "
         "an object is missing",
     ),
@@ -95,13 +95,13 @@ def require_read_only(bucket: Bucket, pointer: Pointer | PublicPointer, *, local
             return try_own(bucket, pointer, local=local, time=time)
         except Fault as fault:
             raise ConfigError(
-                f"what is published of the bucket was tried, and {fault}. Nothing was put on chain. To mend it: "
-                f"{fault.fix}"
+                f"the published access to the bucket does not work: {fault}. Nothing was put on chain. To fix "
+                f"it: {fault.fix}"
             ) from None
         except StorageError as fault:
             logger.warning(
-                "what is published of our bucket cannot be tried ({fault}): trying again every "
-                "{seconds} s; nothing goes on chain before",
+                "cannot test the published access to our bucket ({fault}): trying again every {seconds} s; "
+                "nothing goes on chain before",
                 fault=str(fault),
                 seconds=int(RETRY_SECONDS),
             )

@@ -83,8 +83,8 @@ def registered(case: Case) -> str:
     if found is None:
         own = case.config.wallet
         raise Fault(
-            f"hotkey {address} is not registered on subnet {netuid} of {case.config.network}: what it posts would be "
-            "refused",
+            f"hotkey {address} is not registered on subnet {netuid} of {case.config.network}: the chain would "
+            "refuse its posts",
             f"register it (btcli subnet register --netuid {netuid} -w {own.name} -H {own.hotkey}). If another of your "
             f"hotkeys is registered, name that one: {WALLET}; if this one is on another subnet: {NETUID}",
         )
@@ -96,10 +96,10 @@ def permit(case: Case) -> str:
     """Check that a validator has the chain's permit, so that its words count."""
     if not case.me.validates and case.me.id != case.subnet.owner:
         permitted = [peer.stake for peer in case.peers if peer.validates]
-        least = f", the least that has one has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
+        least = f"; the smallest with a permit has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
         raise Fault(
-            f"hotkey {hotkey(case.me.id)} has no validator permit: nobody would count its words, its weights would be "
-            f"refused. Its stake is {case.me.stake / RAO_PER_TAO:,.2f}{least}",
+            f"hotkey {hotkey(case.me.id)} has no validator permit: its words would not count, and the chain "
+            f"would refuse its weights. Its stake is {case.me.stake / RAO_PER_TAO:,.2f}{least}",
             f"stake to it (btcli stake add --netuid {case.config.netuid}); permits are given at the end of an epoch, "
             f"{case.subnet.tempo} blocks long, so start again after the next one. To train instead, start the miner",
         )
@@ -112,7 +112,7 @@ def balance(case: Case) -> str | Advice:
     told = f"the coldkey that owns hotkey {hotkey(case.me.id)} has {rao / RAO_PER_TAO:.6f} TAO free"
     if rao < LOW_BALANCE_RAO:
         return Advice(
-            f"{told}, and pays the fees of this node's posts: where the chain charges any, that may not last",
+            f"{told}, and pays the fees of this node's posts. If the chain charges fees, that may soon be spent",
             "send it some: btcli wallet transfer",
         )
     return told

@@ -21,7 +21,7 @@ from storage.dates import server_time
 from training.memory import disk_parts, trainer_disk
 from training.sizes import MemberSizes, TrainingSizes
 
-HOME_FIX = f"make room there, mend its permissions, or move it to another folder: --home, {variable_of('home')}"
+HOME_FIX = f"free space there, correct its permissions, or choose another folder: --home, {variable_of('home')}"
 CLOCK_SECONDS = 120.0
 """Servers refuse signatures that are 5 to 15 minutes off their clocks."""
 BLOCK_AGE_SECONDS = 300.0
@@ -43,8 +43,8 @@ def home(case: Case) -> str:
             os.fsync(file.fileno())
     except OSError as fault:
         raise Fault(
-            f"nothing can be written to the state folder {case.home} ({fault.strerror}), and a node saves every "
-            "round before it says anything of it",
+            f"nothing can be written to the state folder {case.home} ({fault.strerror}), but a node has to "
+            "save every round before it publishes",
             HOME_FIX,
         ) from None
     finally:
@@ -75,11 +75,11 @@ def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
     parts = f"{_bytes(state)} of state" + (f" and {_bytes(data)} of the data set" if data else "")
     if free + there < state + data:
         raise Fault(
-            f"the disk of {home} has {_bytes(free)} free, but a {who} of this run comes to {parts}, of "
-            f"which {_bytes(there)} are there: the node would stop when it is full",
+            f"the disk of {home} has {_bytes(free)} free, but a {who} of this run needs {parts}, of which "
+            f"{_bytes(there)} are there: the node would stop when it is full",
             HOME_FIX + (DATA_FIX if data else ""),
         )
-    return f"{_bytes(free)} free, {_bytes(there)} in use; this comes to {parts}"
+    return f"{_bytes(free)} free, {_bytes(there)} in use; the run needs {parts}"
 
 
 def _shards(config: NetworkConfig | ClusterConfig, spec: TrainingSpec) -> int:
@@ -96,7 +96,7 @@ def device(case: Case) -> str | Advice:
     if ops.is_fallback():
         return Advice(
             f"{told}, the slow reference: compressing and judging take dozens of times longer",
-            f"build the native one, or, if that speed will do, say so with --codec reference ({ops.reason()})",
+            f"build the native codec, or accept this speed with --codec reference ({ops.reason()})",
         )
     return told
 
@@ -116,14 +116,14 @@ def clock(case: Case) -> str | Advice:
         raise Fault(f"{_off(age)} of the chain's newest final block; a store refuses what is signed by it", CLOCK_FIX)
     if off is None and age is not None and age > BLOCK_AGE_SECONDS:
         raise Fault(
-            f"{_off(age)} of the chain's newest final block, or the chain stands still: the store does not say which",
-            f"{CLOCK_FIX}. If it is right, wait for the chain, or take another node of it (--network wss://..)",
+            f"{_off(age)} of the chain's newest final block, or the chain has stopped: the store does not show which",
+            f"{CLOCK_FIX}. If the clock is right, wait for the chain, or use another chain node (--network wss://..)",
             Reaction.REACH,
         )
     if age is not None and age > BLOCK_AGE_SECONDS:
         return Advice(
-            f"right by the store's; but the chain's newest final block is {age / 60:.0f} minutes old",
-            f"if that lasts, take another node of the chain: --network wss://.., {variable_of('network')}",
+            f"right by the store's clock, but the chain's newest final block is {age / 60:.0f} minutes old",
+            f"if this lasts, use another chain node: --network wss://.., {variable_of('network')}",
         )
     told = ([] if off is None else [f"{abs(off):.0f} s off the store's"]) + (
         [] if age is None else [f"the chain's newest final block is {max(0, age):.0f} s old"]

@@ -17,7 +17,7 @@ SPEC_FIX = (
     "those of the run"
 )
 STATE_FIX = f"stop the other process, or give another state folder: --home ({variable_of('home')})"
-RUN_FIX = "nothing has to be done here: start again when that has changed"
+RUN_FIX = "no action is needed here: start again when that has changed"
 DATA_FIX = (
     f"point --data ({variable_of('data')}) at a copy of the run's data, or leave it out: then the data is fetched from "
     "the run's owner"
@@ -39,7 +39,7 @@ def spec(case: Case) -> str:
 def state(case: Case) -> str:
     """Check that the state folder is readable and not in use; a node that will run takes it."""
     if not case.keeps and not StateStore.exists(case.home, case.found.id):
-        return "nothing is saved of this run yet"
+        return "no state of this run is saved yet"
     try:
         store = StateStore(case.home, case.found.id)
     except InUse:
@@ -52,7 +52,7 @@ def state(case: Case) -> str:
     else:
         store.close()
     case.undecided = saved.round if saved is not None else 0
-    return "nothing is saved of this run yet" if saved is None else f"saved at the start of round {saved.round}"
+    return "no state of this run is saved yet" if saved is None else f"saved at the start of round {saved.round}"
 
 
 def run(case: Case) -> str:

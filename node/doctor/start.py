@@ -31,7 +31,7 @@ ANSWERED = "answered.json"
 CHECKS: Sequence[Check] = (
     Check("home", machine.home, machine.HOME_FIX),
     Check("device", machine.device, "choose another --device or --codec"),
-    Check("wallet", chain.wallet, f"name a wallet that is on this machine: {chain.WALLET}"),
+    Check("wallet", chain.wallet, f"give a wallet that is on this machine: {chain.WALLET}"),
     Check("chain", chain.chain, f"check {chain.NETWORK}"),
     Check("history", chain.history, f"name archives: {chain.ARCHIVES}", ("chain",)),
     Check("clock", machine.clock, machine.CLOCK_FIX),
@@ -95,9 +95,9 @@ def _may_begin(found: Sequence[Finding], case: Case, patience: float) -> bool:
         logger.warning(
             "{detail}. {what}: trying again every {seconds} s, nothing goes on chain before",
             detail=fault.detail,
-            what=f"It has never answered here; it may be busy, so it has {patience:.0f} s more"
+            what=f"It has not answered yet and may be busy: waiting up to {patience:.0f} s more"
             if hangs
-            else "Nothing has to be done here",
+            else "No action is needed here",
             seconds=int(RETRY_SECONDS),
         )
     return False
@@ -109,8 +109,8 @@ def told(faults: Sequence[Finding], num_checks: int) -> str:
         f"cannot start, {len(faults)} of {num_checks} checks failed. Nothing was trained, nothing was put on chain."
     ]
     for fault in faults:
-        lines += [f"  {fault.name}: {fault.detail}", f"    to mend it: {fault.fix}"]
-    return "\n".join([*lines, "More, and slower, checks: murmur doctor"])
+        lines += [f"  {fault.name}: {fault.detail}", f"    to fix it: {fault.fix}"]
+    return "\n".join([*lines, "More, slower checks: murmur doctor"])
 
 
 def _addresses(config: NodeConfig) -> dict[str, str]:

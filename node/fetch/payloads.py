@@ -401,5 +401,5 @@ def _require(round: int, what: str, found: Mapping[PeerId, Data | Fault]) -> Non
     lacking = {peer: fault for peer, fault in found.items() if isinstance(fault, Fault)}
     if lacking:
         detail = next(iter(lacking.values())).detail
-        told = f"round {round}: {len(lacking)} of {len(found)} selected {what} not to be had ({detail})"
+        told = f"round {round}: {len(lacking)} of {len(found)} selected {what} could not be fetched ({detail})"
         raise Lacking(round, list(lacking), told)

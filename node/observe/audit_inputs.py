@@ -58,7 +58,7 @@ from training.probe import Prober
 from training.replica import Replica
 from training.shards import Shards
 
-GONE = "not to be had any more from this chain node"
+GONE = "this chain node no longer has it"
 RETAINED_ROUNDS = 8
 """Miners and validators keep payloads this many rounds longer than the interval of checkpoints."""
 
@@ -215,7 +215,7 @@ def _not_auditable(run: Run, round: int, first: int, last: int) -> str:
         return f"round {round} cannot be audited: no round of run {run.first.name} is over yet"
     if round > last:
         return f"round {round} cannot be audited: the last round whose selection is final is {last}"
-    has = f"it has rounds {first} to {last}" if first <= last else "it has no whole round"
+    has = f"it has rounds {first} to {last}" if first <= last else "it has no complete round"
     return (
         f"round {round} cannot be audited: this chain node has pruned the state of its blocks; {has}. Give an archive "
         f"node as --network for older rounds; their payloads are kept for about "
@@ -231,7 +231,7 @@ def observed(run: Run, doors: Doors, round: int) -> tuple[Facts, Archive]:
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
     log = Agreement(chain).log(run, round, clock.words_by(round))
     if not (named := pairs_named(run, round, log)):
-        raise ConfigError(f"round {round} cannot be audited: no validator said anything for it on chain")
+        raise ConfigError(f"round {round} cannot be audited: no validator posted a word for it")
     theta, previous = next(iter(named))
     at_words = chain.peers(clock.words_by(round))
     head = chain.finalized().block
@@ -266,7 +266,7 @@ def replica_at(run: Run, doors: Doors, tip: Tip, home: Path, device: torch.devic
             replica = Replica(run.first, zeros, ranks=Ranks(device=device))
             node = Node(run, then, NodeState(run.first, run.id, replica, store, events))
             if catch_up(node, node.state, tip) is not Followed.YES:
-                raise OutOfSync("the selections, or the payloads, that it follows from are not to be had")
+                raise OutOfSync("its selections or payloads can no longer be fetched")
             yield replica
         finally:
             store.close()
@@ -301,7 +301,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
     except InvalidMessage as fault:
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.DIFFERS, f"is malformed: {fault}"),))
     except MurmurError as fault:
-        text = f"no report of round {facts.round} is to be had: {fault}"
+        text = f"the report of round {facts.round} cannot be read: {fault}"
         unshown = _weights_without_report(facts, archive.doors, validator)
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text), *unshown))
     earlier = _report(archive, validator, report.before.round)
@@ -338,7 +338,7 @@ def _weights_without_report(facts: Facts, doors: Doors, validator: PeerId) -> It
     except ChainError:
         return
     if me is not None and me.last_update > clock.reveal_by(facts.round):
-        text = f"weights were set in block {me.last_update}, and nothing shows what they follow from"
+        text = f"weights were set in block {me.last_update}, but no report explains them"
         yield Finding(Topic.WEIGHTS, Verdict.UNCHECKED, text)
 
 

@@ -61,7 +61,7 @@ class AsOf:
     def wait(self, block: int, timeout_seconds: float) -> Header:
         if block > self._block:
             # A live node would wait for new statements; here there will be none.
-            raise OutOfSync("no source has all that this round's start is made of (any more)")
+            raise OutOfSync("no source has all files of this round's start any more")
         return self._chain.header(block)
 
     def peers(self, block: int) -> tuple[Peer, ...]:

@@ -71,7 +71,7 @@ class _Stop:
         """Log the stop, once."""
         if not self._said:
             self._said = True
-            logger.info("stopped on request; everything is saved, starting again resumes here")
+            logger.info("stopped on request; everything is saved, and the next start resumes here")
 
     def _dropped(self, fault: "sys.UnraisableHookArgs") -> None:
         """Python ignores exceptions in finalizers: if the interrupt was raised there, end the process."""
@@ -101,7 +101,7 @@ def _status(main: Callable[[], None]) -> int:
             raise
         where = f" {fault.filename}" if fault.filename else ""
         print(  # noqa: T201
-            f"cannot write{where}: {fault.strerror}. Nothing is lost: make room and start again", file=sys.stderr
+            f"cannot write{where}: {fault.strerror}. Nothing is lost: free disk space and start again", file=sys.stderr
         )
         return EXIT_CONFIG
     return 0

@@ -69,8 +69,8 @@ class InnerState:
         if task is not None:
             if task.is_alive():
                 logger.warning(
-                    "this disk takes longer than a round for error feedback and optimizer state: those of before stay "
-                    "on it; a crash would lose more than one round's"
+                    "this disk needs more than a round to save error feedback and optimizer state, so the "
+                    "earlier ones stay on it: a crash would lose more than one round's. A faster disk fixes it"
                 )
             task.join()
 
@@ -90,8 +90,8 @@ class InnerState:
             return
         except (OSError, CheckpointCorrupt) as fault:
             logger.warning(
-                "error feedback and optimizer state are not on the disk: {fault}; those of before stay there, and the "
-                "next round tries again",
+                "could not save error feedback and optimizer state: {fault}. The earlier ones stay on the "
+                "disk, and the next round tries again",
                 fault=str(fault),
             )
 

@@ -34,11 +34,11 @@ from training.replica import Replica
 from training.shards import Fetch
 
 _PARTS = {
-    "theta": "the model; catching up",
-    "log": "what was applied to the model; the rounds since then are fetched again",
-    "own": "error feedback and optimizer state, which begin anew",
-    "sealed": "what was sealed last, which is lost",
-    "book": "all ratings, which begin anew",
+    "theta": "the model; the node catches up",
+    "log": "payloads applied to the model; the node fetches those rounds again",
+    "own": "error feedback and optimizer state, which start from zero",
+    "sealed": "the last sealed submission, which is lost",
+    "book": "all ratings, which start afresh",
 }
 """The parts of a saved state, and the result of damage to each."""
 
@@ -139,9 +139,7 @@ class NodeState:
                 saved, round=step.round, consensus=self.consensus, theta=theta, link=self.consensus.link, sealed=sealed
             )
         if self.replica.digest() != theta:
-            raise CheckpointCorrupt(
-                "the saved snapshot and the payloads since give another theta than the one that was saved"
-            )
+            raise CheckpointCorrupt("the saved snapshot and payloads do not give the theta that was saved")
         self.saved = saved
 
     def step_back(self, link: Digest) -> None:

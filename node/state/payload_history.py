@@ -34,7 +34,10 @@ class PayloadHistory:
             except (OSError, ValueError):
                 pass
             if lost := len(names - self._records.keys()):
-                told = "round {round}: {lost} payloads are lost; copies of them go unseen, and who went on with them"
+                told = (
+                    "round {round}: {lost} payloads are lost: copies of them, and progress from them, cannot be "
+                    "measured"
+                )
                 logger.warning(told, round=round, lost=lost)
 
     def keep(self, round: int, payloads: Mapping[Remembered, Records]) -> None:
@@ -48,7 +51,10 @@ class PayloadHistory:
         except OSError as fault:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)  # the disk is needed for the state that must be saved
-            told = "round {round}: the payloads are not kept ({fault}); copies of them go unseen: make room on the disk"
+            told = (
+                "round {round}: cannot keep the payloads ({fault}), so copies of them would not be found: free "
+                "disk space"
+            )
             logger.warning(told, round=round, fault=fault.strerror)
 
     def prune(self, named: Iterable[Remembered]) -> None:

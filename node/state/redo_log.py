@@ -55,7 +55,7 @@ class RedoLog:
         for payload in payloads:
             if payload.key is not None and not self._keep(cache, round, payload):
                 logger.warning(
-                    "round {round}: a payload is not kept on this disk; a restart may have to fetch it again",
+                    "round {round}: cannot keep a payload on this disk; a restart may have to fetch it again",
                     round=round,
                 )
         self._keep_recent(round, payloads)

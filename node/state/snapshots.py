@@ -49,13 +49,13 @@ class Snapshots:
         if task.is_alive():
             if wait:
                 logger.warning(
-                    "waiting for the snapshot of theta: this disk has not taken one in many rounds, and the log of "
-                    "payloads since the last must not grow without end; a faster disk keeps this node in time"
+                    "waiting for the snapshot of theta: this disk has not finished one in many rounds, and "
+                    "the log of payloads must not grow without limit. A faster disk keeps this node in time"
                 )
             else:
                 logger.warning(
-                    "the snapshot of theta is given up, this disk takes longer than a round for it: the one of before "
-                    "stays, and a restart replays more rounds; the next round tries again"
+                    "gave up the snapshot of theta: this disk needs more than a round for it. The earlier one "
+                    "stays, so a restart replays more rounds; the next round tries again"
                 )
         self._wanted = wait
         task.join()
@@ -72,7 +72,7 @@ class Snapshots:
     def _require_whole(self) -> None:
         if self._fault is not None:
             raise ConfigError(
-                f"no snapshot of theta can be written to {self.folder} ({self._fault}): make room on the disk and "
+                f"no snapshot of theta can be written to {self.folder} ({self._fault}): free disk space and "
                 "start again; nothing is lost"
             )
 
@@ -101,6 +101,6 @@ class Snapshots:
         except OSError as fault:
             self._fault = fault
             logger.warning(
-                "theta is not on the disk: {fault}; the snapshot of before stays, and the next round tries again",
+                "could not save theta: {fault}. The earlier snapshot stays, and the next round tries again",
                 fault=str(fault),
             )

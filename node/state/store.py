@@ -79,8 +79,8 @@ class StateStore:
             self.load()
         except CheckpointCorrupt as fault:
             logger.warning(
-                "{fault}. It is set aside and the node joins the run anew; what it alone had is lost: a miner's error "
-                "feedback, a validator's ratings",
+                "{fault}. The file is set aside and the node joins the run anew. A miner loses its error "
+                "feedback, a validator its ratings",
                 fault=str(fault),
             )
             self._db.close()
@@ -130,7 +130,7 @@ class StateStore:
             self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (encode(saved),))
         except sqlite3.OperationalError as fault:
             raise ConfigError(
-                f"{self._path} cannot be written ({fault}): make room on the disk and start again; nothing is lost"
+                f"{self._path} cannot be written ({fault}): free disk space and start again; nothing is lost"
             ) from None
         except _FAULTS as fault:
             raise self._unreadable(fault) from None
@@ -169,7 +169,7 @@ class StateStore:
         except OSError as fault:
             raise CheckpointCorrupt(f"{self.path(digest)} cannot be read ({fault.strerror}): {ADVICE}") from None
         if sha256(data).digest() != digest:
-            raise CheckpointCorrupt(f"{self.path(digest)} is not what was written, the disk changed it: {ADVICE}")
+            raise CheckpointCorrupt(f"{self.path(digest)} is damaged, the disk changed it: {ADVICE}")
         return data
 
     def read_head(self, digest: Digest, num_bytes: int) -> bytes:
@@ -205,7 +205,9 @@ class StateStore:
         # SQLite's class of error does not tell: "no such column" of a changed schema is operational too.
         of_the_machine = getattr(fault, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE
         if of_the_machine or not os.access(self._path, os.R_OK | os.W_OK):
-            return ConfigError(f"{self._path} cannot be opened ({fault}): see to the disk, or who else uses the file")
+            return ConfigError(
+                f"{self._path} cannot be opened ({fault}): check the disk, and whether another process uses the file"
+            )
         return CheckpointCorrupt(f"{self._path} is damaged ({fault}): {ADVICE}")
 
     def _named(self, saved: Saved) -> set[Path]:
@@ -232,8 +234,8 @@ def _lock(path: Path) -> int:
     except OSError:
         os.close(handle)
         raise InUse(
-            f"another process uses the state folder {path.parent}: two nodes with one hotkey would spoil each other's "
-            "nonces and payloads; stop the other one or choose another --home"
+            f"another process uses the state folder {path.parent}: two nodes with one hotkey would overwrite "
+            "each other's payloads and use the same nonces; stop the other one or choose another --home"
         ) from None
     return handle
 

@@ -73,11 +73,11 @@ class Reader:
         return named, found[::-1]
 
     def _fetched(self, digest: Digest, max_bytes: int) -> bytes:
-        fault: Exception = StorageError("nobody has published a bucket")
+        fault: Exception = StorageError("the owner has published no bucket")
         for at, opener in enumerate(self._openers):
             left = self._until - self._time.now()
             if self._left == 0 or left <= 0:
-                raise StorageError("not all of it in one look; the next one goes on from there")
+                raise StorageError("not all of it could be read at once; the next try continues there")
             self._left -= 1
             try:
                 # A bucket that stalls leaves time for the others.
@@ -114,10 +114,10 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
     try:
         previous, fresh = reader.chain(named, known)
     except (StorageError, InvalidMessage) as fault:
-        logger.warning("the run's amendment cannot be read: {fault}; going on with the spec known", fault=str(fault))
+        logger.warning("the run's amendment cannot be read: {fault}; keeping the known spec", fault=str(fault))
         return run
     if previous != run.head:
-        logger.warning("the owner's slot does not follow on from the run known; going on with the spec known")
+        logger.warning("the owner's slot does not continue the known run; keeping the known spec")
         return run
     followed = run
     for amendment in fresh:
@@ -129,7 +129,7 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
             except ConfigError as fault:
                 refusal = str(fault)
         logger.error(
-            "the owner's amendment for round {round} is not followed: {why}", round=amendment.from_round, why=refusal
+            "the owner's amendment for round {round} is ignored: {why}", round=amendment.from_round, why=refusal
         )
         break
     # Before its deciding block the owner may withdraw an amendment, unless one that builds on it is settled.
@@ -161,7 +161,7 @@ def adopted(
     except (InvalidMessage, ConfigError) as fault:
         raise OutOfSync(f"the chain of selections names amendments that are not the run's: {fault}") from None
     if any(told.head_at(round) != head for round, head in heads):
-        raise OutOfSync("the chain of selections names other amendments than hold in its rounds")
+        raise OutOfSync("the chain of selections names other amendments than those in force in its rounds")
     for amendment in chain:
         if run.settled_by(amendment) <= head and _stood(run, amendment, reader, peers, doors.chain) is False:
             raise OutOfSync(
@@ -194,13 +194,13 @@ def _refusal(
 ) -> str | None:
     """Return why an amendment is not adopted to which the owner's slot leads as of block `last`; None to adopt it."""
     if amendment.from_round < undecided:
-        return "its bytes were not to be had before that round was decided"
+        return "its bytes could not be fetched before that round was decided"
     block = run.settled_by(amendment)
     if block >= last:
         return None
     stood = _stood(run, amendment, reader, peers, chain)
     if stood is None:
-        return f"it cannot be known here whether it stood in block {block}; the chain of selections will tell"
+        return f"this node cannot see whether it was on chain in block {block}; the chain of selections will show it"
     return None if stood else f"it came after block {block}"
 
 

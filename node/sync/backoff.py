@@ -61,13 +61,13 @@ class Backoff:
         self._refused = [*self._refused, round] if round - 1 in self._refused[-1:] else [round]
         if len(self._refused) >= ROUNDS:
             raise ConfigError(
-                f"our own bucket has refused us in {ROUNDS} rounds on end ({fault}): nothing that this node makes "
-                f"reaches anybody. Its token was revoked, or has expired, or the bucket is gone: check {WRITE_KEY} and "
-                f"{variable_of('bucket.name')}; `murmur doctor` tries them. What is saved here stays"
+                f"our own bucket has refused us for {ROUNDS} rounds in a row ({fault}): peers get nothing from "
+                f"this node. The token was revoked or has expired, or the bucket is gone: check {WRITE_KEY} "
+                f"and {variable_of('bucket.name')} with `murmur doctor`. The saved state stays"
             )
         logger.error(
-            "round {round}: our own bucket refuses us ({fault}), so this round is lost; after {rounds} such rounds on "
-            "end this node ends. Check its token: murmur doctor",
+            "round {round}: our own bucket refuses us ({fault}), so this round is lost. After {rounds} such "
+            "rounds in a row this node stops. Check its token: murmur doctor",
             round=round,
             fault=str(fault),
             rounds=ROUNDS,

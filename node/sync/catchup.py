@@ -51,9 +51,9 @@ DOWNLOADS_OF_ONE = 2
 class Followed(Enum):
     """The result of following the run. Unless it is YES, our state is unchanged or an earlier state of the run."""
 
-    YES = "we stand where the run stands"
-    ON_THE_WAY = "what it went through after what we hold is not to be had"
-    LOST = "nothing that leads there is to be had"
+    YES = "we hold the run's current state"
+    ON_THE_WAY = "the rounds after our state can no longer be fetched"
+    LOST = "no checkpoint that leads there can be fetched"
 
 
 def join(follower: Follower, state: NodeState) -> None:
@@ -83,7 +83,7 @@ def catch_up(follower: Follower, state: NodeState, tip: Tip) -> Followed:
             state.restore()
             raise
     outcome = Followed.ON_THE_WAY if _is_on_the_way(follower, state.saved, records) else Followed.LOST
-    logger.warning("the run stands elsewhere than we: {why}; trying again in every round", why=outcome.value)
+    logger.warning("our state is not the run's: {why}; trying again in every round", why=outcome.value)
     return outcome
 
 
@@ -120,8 +120,9 @@ def _genesis(follower: Follower, state: NodeState) -> Start:
         except (StorageError, CheckpointCorrupt, ConfigError) as fault:
             faults.append(str(fault))
     raise ConfigError(
-        "the run's first checkpoint theta_0 is in no bucket that this node can read: the owner's bucket is down or its "
-        f"read key is wrong ({'; '.join(faults) or 'nobody has published a bucket'}); ask the run's owner"
+        "the run's first checkpoint theta_0 is in none of the buckets that this node can read: the owner's "
+        f"bucket is down or its read key is wrong ({'; '.join(faults) or 'nobody has published a bucket'}); "
+        "ask the run's owner"
     )
 
 
@@ -168,7 +169,7 @@ def _starts(
     logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
     published = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
     if not any(published):
-        logger.warning("catching up: no validator shows a checkpoint that can be read")
+        logger.warning("catching up: no validator has a checkpoint that can be read")
     downloads = list[Offer]()
     for offers in (*filter(None, published), []):
         sought = {offer.link for offer in offers} | own.keys()
@@ -257,7 +258,7 @@ def _replay(
 def _require(state: NodeState, theta: Digest | None) -> None:
     """Raise OutOfSync if theta is not the named one."""
     if theta is not None and state.replica.digest() != theta:
-        raise OutOfSync("its theta is another than the run's")
+        raise OutOfSync("its theta differs from the run's")
 
 
 def _stand(

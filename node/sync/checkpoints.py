@@ -218,7 +218,7 @@ def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -
         faults: list[str] = []
         for opener in tuple(order):
             if time.now() > began[0] + seconds:
-                raise StorageError(f"a checkpoint is not to be had within {seconds:.0f} s")
+                raise StorageError(f"a checkpoint could not be fetched within {seconds:.0f} s")
             try:
                 return blob_fetcher(opener(), spec.clock.download_mbps * 1e6 / 8 / 4)(digest, max_bytes, path)
             except (StorageError, ConfigError) as fault:

@@ -65,8 +65,8 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
         needed = shards.train.most_bytes(spec.pages_per_round, spec.page_tokens)
         if needed > max_bytes:
             raise ConfigError(
-                f"data_gigabytes is {config.data_gigabytes:g}, but one round's pages may lie in {needed / 1e9:.1f} GB "
-                "of shards: set --data_gigabytes at least so high"
+                f"data_gigabytes is {config.data_gigabytes:g}, but one round's pages may lie in "
+                f"{needed / 1e9:.1f} GB of shards: set --data_gigabytes to at least that"
             )
     shards.check(spec)
     return shards
@@ -148,7 +148,7 @@ class Copies:
             holder = holders[index].peer
             self._faults[holder] += 1
             logger.warning(
-                "the data set: {holder} has not given {blob}: {reason} ({detail}); others are asked first from now on",
+                "the data set: {holder} did not give {blob}: {reason} ({detail}); asking others first from now on",
                 holder=hotkey(holder),
                 blob=blob.hex()[:16],
                 reason=fault.kind,
@@ -169,7 +169,7 @@ class Copies:
         if faults:
             self._holders = ()  # others may have it by the next time
             raise StorageError(
-                f"{len(faults)} of {len(wanted)} pieces of the run's data set are not to be had ({faults[0]})"
+                f"{len(faults)} of {len(wanted)} pieces of the run's data set could not be fetched ({faults[0]})"
             )
         return found
 

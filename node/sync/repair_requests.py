@@ -63,7 +63,7 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
     """Publish that we lack the payloads of these peers in `round`. Return whether our bucket took the list."""
     doors, run = follower.doors, follower.run
     logger.info(
-        "round {round}: {count} payloads are in no bucket that we can read: asking for copies",
+        "round {round}: {count} payloads are in none of the buckets that we can read: asking for copies",
         round=round,
         count=len(peers),
     )
@@ -73,7 +73,9 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
         # One try: the caller has other things to do, and a word to post in time.
         doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
     except StorageError as fault:
-        logger.warning("round {round}: what we lack cannot be said: {fault}", round=round, fault=str(fault))
+        logger.warning(
+            "round {round}: could not publish the list of payloads that we lack: {fault}", round=round, fault=str(fault)
+        )
         return False
     return True
 
@@ -93,7 +95,7 @@ def take_back_wanted(follower: Follower) -> None:
     except ObjectMissing:
         follower.may_want = False  # we never lacked anything
     except (InvalidMessage, StorageError) as fault:
-        logger.warning("what we said to lack is not taken back: {fault}", fault=str(fault))
+        logger.warning("could not delete the list of payloads that we lack: {fault}", fault=str(fault))
 
 
 def hear_wanted(

@@ -80,7 +80,9 @@ def _belongs(spec: RunSpec, config: NetworkConfig, genesis: bytes) -> None:
             f"{genesis.hex()[:16]}..: set --network to the run's chain"
         )
     if spec.netuid != config.netuid:
-        raise ConfigError(f"run {spec.name} is on subnet {spec.netuid}, configured is {config.netuid}: set --netuid")
+        raise ConfigError(
+            f"run {spec.name} is on subnet {spec.netuid}, but {config.netuid} is configured: set --netuid"
+        )
     if spec.local and not is_local(config.network):
         raise ConfigError(f"run {spec.name} is a local run, but {config.network} is not a chain on this machine")
 
@@ -124,6 +126,6 @@ def _published_run(
     except StorageError as fault:
         if not ours:
             raise
-        logger.warning("the owner's bucket cannot be read: {fault}; going on with the run known here", fault=str(fault))
+        logger.warning("the owner's bucket cannot be read: {fault}; keeping the run known here", fault=str(fault))
         return ours[0]
     raise ConfigError(f"the run has more than {MAX_AMENDMENTS} amendments")

@@ -90,7 +90,7 @@ class SelectionChain:
     def _read(self, link: Digest) -> Selection:
         left = self._began + ASK_SECONDS + LINK_SECONDS * len(self._links) - self._time.now()
         if left <= 0:
-            raise StorageError(f"only {len(self._links)} agreed selections could be had in time")
+            raise StorageError(f"only {len(self._links)} agreed selections could be fetched in time")
         found = self._known.get(link) or self._ask(link, left)
         if found.round >= self._below:
             raise OutOfSync(f"the chain of selections does not lead back: round {found.round} before {self._below}")

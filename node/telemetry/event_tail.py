@@ -26,11 +26,11 @@ FREE_BYTES = 2 << 30
 TOLD = ("round_outcome", "judged")
 _FAULTS = {
     "interrupted": "round {round} broke off: {fault}",
-    "not_followed": "round {round} could not be followed and was passed over: {reason}",
-    "damaged": "the disk has changed what was saved for round {round}: {lost}",
+    "not_followed": "round {round} could not be followed and was skipped: {reason}",
+    "damaged": "the disk has damaged saved files of round {round}: {lost}",
     "unobserved": "round {round} was not observed ({why})",
     "weights_not_taken": "the chain refused the weights of round {round}: {code}",
-    "weights_refused": "the weights of round {round} do not stand on chain as they were set",
+    "weights_refused": "the weights of round {round} are not on chain as they were set",
     "commitment_dropped": "a fork dropped the commitment of round {round}",
 }
 """Texts for events that report a fault."""
@@ -58,16 +58,16 @@ class EventTail:
         """Yield why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or reports nothing
         more."""
         if self.newest is None:
-            yield "it has not done anything yet: look at its log"
+            yield "it has not done anything yet: read its log"
             return
         # During a node's first training it has not reported a round: then any event is a sign of life.
         last = self.rounds[-1] if self.rounds else self.newest
         silent = now - last["time"]
         if silent > SILENT_ROUNDS * self.seconds:
-            yield f"no round was told for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}: does it run?"
+            yield f"no round has ended for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}: does it run?"
         if len(self.rounds) == LATELY_ROUNDS and not self.counted:
             outcomes = ", ".join(sorted({str(event.get("outcome", "not observed")) for event in self.rounds}))
-            yield f"nothing counted in its last {LATELY_ROUNDS} rounds: {outcomes}"
+            yield f"none of its work counted in its last {LATELY_ROUNDS} rounds: {outcomes}"
 
     def wrong(self, now: float) -> Iterator[str]:
         """Yield all that is wrong as of `now`, one line each."""

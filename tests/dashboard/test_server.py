@@ -227,7 +227,7 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path, capsys: pytest
 
 def test_a_taken_port_and_a_folder_that_is_none_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", str(tmp_path)]) == 2
-    assert "no run folder" in capsys.readouterr().err
+    assert "not the run folder" in capsys.readouterr().err
     folder = synthetic.Folder(tmp_path).path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -319,9 +319,9 @@ def test_a_store_that_lacks_members_is_told_before_anything_is_started(tmp_path:
     with localnet(tmp_path / "run", "--miners", "1", "--store", str(tmp_path / "ready.json")) as run:
         assert run.finish(150) == 2
     assert [line.split(": ")[-2] for line in run.screen.splitlines() if "ready.json" in line] == [
-        "nothing about owner",
-        "nothing about validator-1",
-        "nothing about miner-1",
+        "no entry for owner",
+        "no entry for validator-1",
+        "no entry for miner-1",
     ]
     assert not list(run.folder.iterdir())
 

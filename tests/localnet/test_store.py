@@ -55,13 +55,13 @@ def test_secrets_are_not_in_the_repr() -> None:
         (["endpoint"], 7, "endpoint: expected text"),
         (["users"], [], 'expected {"endpoint"'),
         (["extra"], 1, 'expected {"endpoint"'),
-        (["users", "miner-1"], None, "nothing about miner-1"),
+        (["users", "miner-1"], None, "no entry for miner-1"),
         (["users", "miner-1"], "x", "users.miner-1: expected bucket, write_access_key"),
         (["users", "miner-1", "read_secret_key"], None, "users.miner-1: expected bucket, write_access_key"),
         (["users", "miner-1", "write_secret_key"], 5, "users.miner-1: write_secret_key: expected text"),
         (["users", "miner-1", "read_access_key"], "a b", "users.miner-1: bucket name, keys and endpoint must be"),
-        (["users", "miner-1", "read_access_key"], "miner-1-w", "users.miner-1: the write key is the read key"),
-        (["users", "miner-1", "bucket"], "owner", "bucket 'owner' stands there twice"),
+        (["users", "miner-1", "read_access_key"], "miner-1-w", "users.miner-1: the write key equals the read key"),
+        (["users", "miner-1", "bucket"], "owner", "bucket 'owner' is given twice"),
     ],
 )
 def test_a_fault_is_one_line_without_secrets(path: list[str], value: Any, told: str, tmp_path: Path) -> None:
@@ -79,18 +79,18 @@ def test_every_fault_has_a_line(tmp_path: Path) -> None:
         read_ready(file, ["owner", "miner-1", "miner-2", "miner-3"])
     assert [line.removeprefix(f"{file}: ").split(":")[0] for line in str(caught.value).splitlines()] == [
         "users.miner-1",
-        "nothing about miner-2",
-        "nothing about miner-3",
+        "no entry for miner-2",
+        "no entry for miner-3",
     ]
 
 
 @pytest.mark.parametrize("content", ["", "{", "\x00"])
 def test_a_file_that_is_no_json_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "ready.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"ready\.json is no credentials file"):
+    with pytest.raises(ConfigError, match=r"ready\.json is not a credentials file"):
         read_ready(tmp_path / "ready.json")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ready\.json is no credentials file.*No such file"):
+    with pytest.raises(ConfigError, match=r"ready\.json is not a credentials file.*No such file"):
         read_ready(tmp_path / "ready.json")

@@ -66,7 +66,7 @@ def test_the_end_waits_for_no_epoch_but_has_its_blocks_made_and_says_so(
     table = Table(stream)
     table.await_reveals(run.network)
     assert "2 sets of weights are sealed" in stream.getvalue()
-    assert ("the chain does not go on" in stream.getvalue()) == (not answers)
+    assert ("the chain makes no blocks" in stream.getvalue()) == (not answers)
     steps.append("nothing is sealed now")
     told = stream.getvalue()
     table.await_reveals(run.network)
@@ -218,7 +218,7 @@ def test_a_round_that_nobody_applied_is_passed_over_and_not_waited_for(
     run = Synthetic(tmp_path, rounds=2)
     run.round(1)
     text = followed(run, screen(monkeypatch, None))
-    assert "round 0: every node was brought past it by catch-up" in text
+    assert "round 0: every node skipped it by catch-up" in text
     assert re.search(r"^    1 ", text, re.MULTILINE)
 
 

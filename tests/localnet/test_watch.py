@@ -61,7 +61,7 @@ def test_a_running_network_is_watched_from_outside_and_its_end_is_said(tmp_path:
             # The last round's report comes while the network waits for its last weights to be revealed.
             told(url, lambda body: any(one["round"] == rounds - 1 and one["pay"] for one in body["rounds"]))
             assert run.finish() == 0, run.screen
-            body = told(url, lambda body: "Shown is what was known" in body["sentence"])
+            body = told(url, lambda body: "The page shows older data" in body["sentence"])
     assert body["state"] == "wrong"
     by_round = {one["round"]: one for one in body["rounds"]}
     for row in run.report["rounds"]:

@@ -80,7 +80,7 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     bucket, run = open_shared(token), token.run_id
     spec = find_spec(bucket, run)
     assert (spec.name, spec.model.layers) == ("ours", 2)
-    with pytest.raises(ConfigError, match="of another group"):
+    with pytest.raises(ConfigError, match="belongs to another group"):
         require_group(bucket, run, Group("99" * 32))
 
     ledger = Ledger(bucket, run, Group(token.secret), PeerId(b"\7" * 32), REAL)
@@ -94,7 +94,7 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     assert "0 members alive" in capsys.readouterr().out
 
     assert main([*words, "--local"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     monkeypatch.delenv(SECRET)
     Path("ours.token").unlink()
     assert main([*words, "--local"]) == 2

@@ -87,8 +87,8 @@ def test_a_slower_machine_is_told_what_it_will_do(
         bucket.delete(keys.record(run, 0), timeout_seconds=10)
     assert (status, found["run"]["status"]) == (0, "ok")
     assert "round 1" in found["run"]["detail"]
-    assert f"of {spec.inner.steps}, and nobody waits for it" in found["pace"]["detail"]
-    assert "nothing has to be done" in found["pace"]["fix"]
+    assert f"of {spec.inner.steps}, and the others do not wait for it" in found["pace"]["detail"]
+    assert "no action is needed" in found["pace"]["fix"]
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_a_clusters_spec_as_a_file_is_planned(tmp_path: Path, capsys: pytest.Cap
     later = planned(capsys, "--spec", str(path), *words)
     assert later["round_seconds"] == pytest.approx(found["round_seconds"] + 5.0)
     assert main(["plan", "--spec", str(path)]) == 2
-    assert "say how many members it has" in capsys.readouterr().err
+    assert "give its number of members" in capsys.readouterr().err
 
 
 def test_what_cannot_work_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

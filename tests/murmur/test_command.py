@@ -216,9 +216,9 @@ def test_a_reader_that_has_enough_ends_the_command_quietly():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["status", "--run", "nowhere"], "nowhere is no run folder"),
-        (["dashboard", "/nowhere"], "nowhere is no run folder"),
-        (["explain", "miner-1", "--run", "nowhere"], "nowhere is no run folder"),
+        (["status", "--run", "nowhere"], "nowhere is not the run folder"),
+        (["dashboard", "/nowhere"], "nowhere is not the run folder"),
+        (["explain", "miner-1", "--run", "nowhere"], "nowhere is not the run folder"),
         (
             ["explain", "5FoO", "--network", "ws://127.0.0.1:1", "--netuid", "1", "--owner", OWNER],
             "MINER: not an SS58 address",

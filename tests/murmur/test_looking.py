@@ -145,7 +145,7 @@ def test_a_hotkey_that_nobody_knows_is_refused_with_what_to_check(murmur: Murmur
     assert status == 2
     assert "is not registered on this subnet" in text
     status, text = murmur("explain", "miner-11")
-    assert (status, text) == (2, "MINER: nobody is called 'miner-11' here; did you mean miner-1?\n")
+    assert (status, text) == (2, "MINER: there is no 'miner-11' here; did you mean miner-1?\n")
     assert "known are miner-1, miner-2, miner-3, miner-4, one, two" in murmur("explain", "x")[1]
 
 
@@ -191,7 +191,7 @@ def test_a_nodes_own_file_will_do_and_flags_are_stronger(opened: list[Any], tmp_
     [
         ([], "murmur audit is not configured yet. Missing"),
         (["--netuid", "x", "--owner", "5"], "netuid"),
-        (["--run", "{}/none"], "is no run folder of a local network"),
+        (["--run", "{}/none"], "is not the run folder of a local network"),
         (["--run", "{}", "--netuid", "3"], "leave out the other flags"),
     ],
 )

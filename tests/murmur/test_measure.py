@@ -93,7 +93,7 @@ def test_what_is_given_is_not_measured(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.usefixtures("quick")
 def test_a_layer_that_is_too_large_to_try_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     found, told = measured(capsys, "--spec", "covenant-72b")
-    assert "training: not tried" in told
+    assert "training: not measured" in told
     assert found["gpu_flops"] == Rates().compute.one
 
 

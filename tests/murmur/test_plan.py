@@ -170,7 +170,7 @@ def test_what_does_not_fit_and_what_comes_too_late_is_said_with_what_to_do(capsy
     assert f"does not fit on 8 x 80 GB: it needs {needed} of them, or GPUs with more memory" in " ".join(shown.split())
     assert "It fits, with" in printed(capsys, *small, "--gpus", str(needed))[1]
     _, shown = printed(capsys, "--spec", "covenant-72b", "--gpu-memory", "24")
-    assert "no number of them suffices" in " ".join(shown.split())
+    assert "no number of GPUs is enough" in " ".join(shown.split())
     status, fitting = printed(capsys, "--spec", "150m", "--gpus", "1", "--gpu-memory", "24", "--gpu-tflops", "60")
     assert status == 0
     assert "It fits, with" in fitting

@@ -128,7 +128,7 @@ def test_doctor_says_the_spread_beside_the_pace(case: Callable[..., Any]) -> Non
 def test_a_machine_that_was_busy_while_it_was_tried_is_no_fault(case: Callable[..., Any]) -> None:
     said = slow_checks.pace(case(5.0, 0.1))
     assert isinstance(said, Advice)
-    assert "in time when the machine is free" in said.detail
+    assert "in time on an idle machine" in said.detail
     assert "try once more" in said.fix
 
 

@@ -55,12 +55,12 @@ def test_a_chain_that_does_not_answer_is_said_on_the_page_until_it_does(played: 
     until(watched, lambda told: [one["round"] for one in told["rounds"]] == list(ROUNDS))
     played.world.down = True
     try:
-        told = until(watched, lambda told: told["state"] == "wrong" and "Shown is what was known" in told["sentence"])
+        told = until(watched, lambda told: told["state"] == "wrong" and "The page shows older data" in told["sentence"])
         assert [one["round"] for one in told["rounds"]] == list(ROUNDS)
         assert told["run"] == "small"
     finally:
         played.world.down = False
-    until(watched, lambda told: "Shown is what was known" not in told["sentence"])
+    until(watched, lambda told: "The page shows older data" not in told["sentence"])
 
 
 def test_a_chain_that_is_dead_from_the_start_is_waited_for(
@@ -102,7 +102,7 @@ def test_before_the_first_round_it_says_when_that_begins(played: FakeNetwork) ->
         ([], "murmur dashboard is not configured yet. Missing"),
         (["finney", "--netuid", "3", "--owner", "x", "--network", "test"], "named twice"),
         (["{}", "--netuid", "3"], "leave out the other flags"),
-        (["{}/nothing"], "is no run folder"),
+        (["{}/nothing"], "is not the run folder"),
         (["ws://127.0.0.1:9", "--netuid", "x", "--owner", "5"], "netuid"),
     ],
 )

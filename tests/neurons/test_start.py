@@ -266,7 +266,7 @@ def test_a_public_bucket_that_everybody_may_change_is_refused(world: World) -> N
         table["bucket"] = {"endpoint": endpoint, "name": "x-x", "access_key": "a", "secret_key": "b"}
         table["bucket"]["public_url"] = endpoint
 
-    with permissive() as endpoint, pytest.raises(ConfigError, match="MURMUR_BUCKET__PUBLIC_URL everybody may write"):
+    with permissive() as endpoint, pytest.raises(ConfigError, match="MURMUR_BUCKET__PUBLIC_URL anyone may write"):
         world.begin(open_to_all)
 
 

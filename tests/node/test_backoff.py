@@ -54,7 +54,7 @@ def test_three_rounds_on_end_end_the_node_with_what_to_check(told: list[str]) ->
             node.fails(round, REFUSED)
     assert len(told) == ROUNDS - 1, "once a round"
     assert node.time.pauses[:4] == [1.0, 2.0, 4.0, 5.0], "never longer than a twentieth of a round"
-    with pytest.raises(ConfigError, match=r"refused us in 3 rounds.*MURMUR_BUCKET__ACCESS_KEY.*MURMUR_BUCKET__NAME"):
+    with pytest.raises(ConfigError, match=r"refused us for 3 rounds.*MURMUR_BUCKET__ACCESS_KEY.*MURMUR_BUCKET__NAME"):
         node.fails(7 + ROUNDS - 1, REFUSED)
 
 

@@ -141,7 +141,7 @@ def test_a_bucket_that_goes_on_refusing_is_told_of_less_and_less_often() -> None
     logger.remove(sink)
     words = [line.partition("tried ")[2].partition(" on end")[0] for line in told]
     assert words == ["once", "2 times", "4 times", "8 times", "16 times", "", "once"]
-    assert "put up again, after 20 tries" in told[5]
+    assert "published again, after 20 tries" in told[5]
 
 
 # --- beside the rounds -------------------------------------------------------------------------------------------

@@ -175,9 +175,9 @@ def test_another_holder_is_asked_when_one_is_hostile_or_broken(fault: str, netwo
 def test_what_nobody_has_is_a_storage_error_and_leaves_nothing_half_made(network: Network, tmp_path: Path) -> None:
     here = network.open(tmp_path / "data")
     network.store.faults["owner"] = Faults(lies=True)
-    with pytest.raises(StorageError, match="not to be had"):
+    with pytest.raises(StorageError, match="could not be fetched"):
         here.train.read(scattered(2))
-    with pytest.raises(StorageError, match="not to be had"):
+    with pytest.raises(StorageError, match="could not be fetched"):
         here.train.hold([Page(0, 10)])
     assert not list((tmp_path / "data").glob("*.npy"))
     network.store.faults.clear()

@@ -315,7 +315,7 @@ def test_a_server_that_hangs_at_a_first_start_is_waited_for_and_that_is_said(wor
     ready(world.config(), "miner", world.time).close()
     logger.remove(sink)
     assert world.time.pauses == 1
-    assert any("It has never answered here; it may be busy, so it has 110 s more" in line for line in told)
+    assert any("It has not answered yet and may be busy: waiting up to 110 s more" in line for line in told)
 
 
 def test_a_server_that_always_hangs_ends_a_node_that_it_never_answered(world: World, silent_port: int) -> None:

@@ -49,13 +49,17 @@ def test_a_round_that_was_told_twice_is_told_as_it_was_told_last(home: Callable[
     ("events", "later", "wrong"),
     [
         ([], 0.0, ["it has not done anything yet"]),
-        ([stood(1)], 4 * FALLBACK_SECONDS, ["no round was told for 240 minutes"]),
+        ([stood(1)], 4 * FALLBACK_SECONDS, ["no round has ended for 240 minutes"]),
         ([{"event": "trained", "round": 0}], 0.0, []),
-        ([stood(round, "LOW_SCORE") for round in range(LATELY_ROUNDS)], 0.0, ["nothing counted in its last 5 rounds"]),
+        (
+            [stood(round, "LOW_SCORE") for round in range(LATELY_ROUNDS)],
+            0.0,
+            ["none of its work counted in its last 5 rounds"],
+        ),
         ([stood(round, "LOW_SCORE") for round in range(LATELY_ROUNDS - 1)], 0.0, []),
         ([stood(1), {"event": "interrupted", "round": 2, "fault": "(403)"}], 0.0, ["round 2 broke off: (403)"]),
         ([{"event": "not_followed", "round": 0, "reason": "x"}, *map(stood, range(1, 7))], 0.0, []),
-        ([stood(1), {"event": "weights_refused", "round": 1}], 0.0, ["the weights of round 1 do not stand"]),
+        ([stood(1), {"event": "weights_refused", "round": 1}], 0.0, ["the weights of round 1 are not on chain"]),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -97,7 +101,7 @@ def test_status_prints_it_and_its_exit_status_is_a_health_check(
     for round in range(9, 14):
         events.emit("round_outcome", round, **{**fields, "outcome": "LOW_SCORE", "pay": 0.0})
     assert main([*words, "--check"]) == 1
-    assert capsys.readouterr().out == "nothing counted in its last 5 rounds: LOW_SCORE\n"
+    assert capsys.readouterr().out == "none of its work counted in its last 5 rounds: LOW_SCORE\n"
 
 
 def test_status_of_a_run_folder_tells_of_everybody_or_of_whom_one_names(

@@ -189,18 +189,18 @@ def test_an_unknown_flag_ends_with_status_2() -> None:
 
 def test_an_unknown_value_in_the_file_is_named(file: Path) -> None:
     file.write_text("[wallet]\nnam = 'x'\n")
-    assert "wallet.nam: nothing reads this; did you mean wallet.name?" in refused("--config", str(file))
+    assert "wallet.nam: no such setting; did you mean wallet.name?" in refused("--config", str(file))
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[walet]\nname = 'x'\n", "walet: nothing reads this; did you mean wallet?"),
-        ("network_ = 'finney'\n", "network_: nothing reads this; did you mean network?"),
-        ("public_url = 'https://x'\n", "public_url: nothing reads this; did you mean bucket.public_url?"),
-        ("[bucket]\nnetuid = 1\n", "bucket.netuid: nothing reads this; did you mean netuid?"),
-        ("[bucket]\nsecret = 'hidden-value'\n", "bucket.secret: nothing reads this; did you mean bucket.secret_key?"),
-        ("qqqq = 1\n", "qqqq: nothing reads this"),
+        ("[walet]\nname = 'x'\n", "walet: no such setting; did you mean wallet?"),
+        ("network_ = 'finney'\n", "network_: no such setting; did you mean network?"),
+        ("public_url = 'https://x'\n", "public_url: no such setting; did you mean bucket.public_url?"),
+        ("[bucket]\nnetuid = 1\n", "bucket.netuid: no such setting; did you mean netuid?"),
+        ("[bucket]\nsecret = 'hidden-value'\n", "bucket.secret: no such setting; did you mean bucket.secret_key?"),
+        ("qqqq = 1\n", "qqqq: no such setting"),
     ],
 )
 def test_the_name_that_was_probably_meant_is_told(file: Path, text: str, told: str) -> None:
@@ -293,7 +293,7 @@ def test_every_setting_is_shown_with_its_origin_and_no_secret(file: Path) -> Non
     assert found["device"] == ("auto", "default")
     assert found["spec"] == ("-", "default")
     assert found["bucket.secret_key"] == ("********", "MURMUR_BUCKET__SECRET_KEY")
-    assert found["bucket.secret_kye"] == ("********", f"{file}, which nothing reads")
+    assert found["bucket.secret_kye"] == ("********", f"{file}: no such setting")
     assert "hush" not in repr(rows)
     loaded = config("--config", str(file_without_the_mistake(file)), BT_WALLET_HOTKEY="btcli")
     for name, (value, _) in found.items():
@@ -334,5 +334,5 @@ def test_a_member_passes_over_what_the_owner_of_its_run_has_in_the_environment(t
     words = ["--token-file", str(tmp_path / "token"), "--name", "lab-a"]
     found = load_cluster("", "", words, {"MURMUR_BUCKET__SECRET_KEY": "secret", "MURMUR_DEVICE": "cpu"})
     assert (found.name, found.device) == ("lab-a", "cpu")
-    with pytest.raises(ConfigError, match="which nothing reads"):
+    with pytest.raises(ConfigError, match="which is not a setting"):
         load_cluster("", "", words, {"MURMUR_DEVIZE": "cpu"})

@@ -82,7 +82,7 @@ def test_a_disk_that_takes_no_snapshot_stops_the_node_only_when_the_log_is_too_l
 
     with monkeypatch.context() as context:
         context.setattr("node.state.snapshots.checkpoint.save", full)
-        with pytest.raises(ConfigError, match="make room"):
+        with pytest.raises(ConfigError, match="free disk space"):
             play(held)
     assert len(held.saved.consensus.log) == LOG_INTERVALS * SPEC.checkpoint_rounds
     stop(held)

@@ -42,10 +42,10 @@ def test_an_amendment_is_shown_settled_and_followed(
         (["--from-round", "900", "--set", "clock.commit=1"], "changes"),
         (["--from-round", "900", "--set", "inner.optimizer=muon"], "inner.optimizer"),
         (["--from-round", "900", "--set", "inner.steps=4"], "changes nothing"),
-        (["--from-round", "900", "--set", "gauntlet.sample_sequences=1000000"], "could not go on with this"),
+        (["--from-round", "900", "--set", "gauntlet.sample_sequences=1000000"], "cannot work with this amendment"),
         (["--from-round", "900"], "at least one --set"),
         (["--from-round", "900", "--set", "peak_lr"], "TABLE.FIELD=VALUE"),
-        (["--from-round", "900", *changes], "Say so with --yes"),
+        (["--from-round", "900", *changes], "To confirm, use --yes"),
     ):
         assert world.run("amend", running, *words) == 2, words
         assert told in capsys.readouterr().err
@@ -64,7 +64,7 @@ def test_an_amendment_is_shown_settled_and_followed(
     assert named is not None
     assert named != slot
     assert world.run("amend", running, *words) == 0
-    assert "stands in the owner's slot already" in capsys.readouterr().out
+    assert "the owner's slot already names this amendment" in capsys.readouterr().out
     assert world.named() == named
     assert world.run("publish", running) == 0, "publishing once more keeps what was amended"
     assert world.named() == named
@@ -97,7 +97,7 @@ def test_whoever_thinks_until_an_amendment_is_settled_does_not_take_it_back_nor_
     with monkeypatch.context() as patch:
         patch.setattr(questions, "agreed_to", slowly)
         assert world.run("void", running, "--pending") == 2
-        assert "one is settled by now" in capsys.readouterr().err
+        assert "one was settled" in capsys.readouterr().err
         assert world.named() == named
         late = str(clock.round_at(world.chain.finalized().block) + 3)
         wanted = int(late) + 1

@@ -51,7 +51,7 @@ def test_a_folder_has_all_of_a_run_but_its_first_block(
     assert main(["run", "show", str(made)]) == 0
     assert "not published yet" in capsys.readouterr().out
     assert world.create(made) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
 
 
 def test_the_presets_vocabulary_is_that_of_the_data_and_its_amendments_are_kept(world: World, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_published_run_can_be_joined_and_a_second_publication_changes_nothing(
     assert world.create(folder) == 0
     assert world.publish(folder, "--replace") == 0
     shown = capsys.readouterr().out
-    assert "all of them right" in shown
+    assert "all correct" in shown
     assert "pages at both ends" in shown
     spec = open_folder(folder).spec
     assert spec is not None

@@ -65,7 +65,7 @@ def test_what_is_missing_is_said(
     made(tmp_path / "half")
     (tmp_path / "half" / "tokenizer.json").unlink()
     assert main(["evaluate", str(tmp_path / "half"), "--tasks", "base"]) == 2
-    assert "is not the export that it says it is: tokenizer.json is missing" in capsys.readouterr().err
+    assert "does not match its own description: tokenizer.json is missing" in capsys.readouterr().err
     made(tmp_path / "out")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main(["evaluate", str(tmp_path / "out"), "--tasks", "base"]) == 2
@@ -113,7 +113,7 @@ def test_results_are_those_of_lm_evals_own_command(
     assert main([*words, "toy_chioce"]) == 2
     assert "did you mean toy_choice?" in capsys.readouterr().err
     for wrong, told in (
-        (["--include", str(tmp_path / "none")], "none is no folder of tasks"),
+        (["--include", str(tmp_path / "none")], "none is not a folder of tasks"),
         (["--limit", "0"], "--limit is 0, expected 1 or more"),
         (["--batch", "0"], "--batch is 0, expected 1 or more"),
     ):
@@ -123,7 +123,7 @@ def test_results_are_those_of_lm_evals_own_command(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "other"))
     for name in ("toy_choice", "piqa"):
         assert main([*words, name]) == 2
-        assert "cannot have the data of a task" in capsys.readouterr().err
+        assert "cannot load the data of a task" in capsys.readouterr().err
     (tmp_path / "moved.jsonl").rename(tmp_path / "rows.jsonl")
     theirs = {}
     for name, shots in (("toy_choice", ["--num_fewshot", "2"]), ("toy_perplexity", [])):

@@ -223,13 +223,13 @@ def test_where_the_chain_has_forgotten_what_was_said_nothing_is_taken_for_the_ru
 def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str, made: Made, tmp_path: Path) -> None:
     made(tmp_path / "there")
     for words, told in (
-        ((run, tmp_path / "there"), "is there already"),
+        ((run, tmp_path / "there"), "exists already"),
         ((run, tmp_path / "out", "--round", 99), f"states from round 0 to {ROUNDS}"),
         ((run, tmp_path / "out", "--round", -1), "states from round 0"),
-        ((run,), "say which run, and where to"),
+        ((run,), "name the run and the folder"),
         (("--verify", tmp_path / "none", run), "is not an export: it has no murmur.json"),
         (("--verify", tmp_path / "there"), "is of a local network: give its run folder too"),
-        (("nobody", tmp_path / "out"), "no hotkey of a run's owner"),
+        (("nobody", tmp_path / "out"), "the hotkey of a run's owner"),
         ((run, tmp_path / "out", "--netuid", "3"), "leave out the other flags"),
     ):
         status, text = murmur("export", *words)

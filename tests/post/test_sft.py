@@ -119,7 +119,7 @@ def test_the_labels_are_the_assistants_turns_with_their_ends(base: Path) -> None
         ('{"messages": []}', "messages"),
         ('{"messages": [{"role": "user"}]}', '"content" of message 1'),
         ('{"messages": [{"role": "robot", "content": "x"}]}', "'robot' in message 1"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "no turn in which the assistant"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "no turn of the assistant"),
         ('{"messages": [{"role": "assistant", "content": "a<|end_of_turn|>"}]}', "which is a token"),
         ('{"messages": [{"role": "assistant", "content": "a\\ud83d"}]}', "lone surrogate, in message 1"),
         ('{"messages": [{"role": "assistant", "content": "\udcff"}]}', "is not JSON .'utf-8' codec"),
@@ -135,7 +135,7 @@ def test_a_row_that_is_no_chat_is_refused_with_its_line(row: str, told: str, bas
     found = Turns(found.tokenizer, choosy + found.template)
     path = write_rows(tmp_path / "rows.jsonl", chats(3))
     path.write_bytes(path.read_bytes() + row.encode(errors="surrogateescape") + b"\n")
-    with pytest.raises(ConfigError, match=f"line 4 is no chat: .*{told}"):
+    with pytest.raises(ConfigError, match=f"line 4 is not a chat: .*{told}"):
         tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat")
     assert not (tmp_path / "chat").exists()
 
@@ -245,12 +245,12 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
         ((base, "--data", data, "--replay", str(tmp_path)), "no data set in"),
         ((base, "--data", str(tmp_path / "none"), *replay), "is not there: expected a JSONL file"),
         ((base, "--data", data, *replay, "--batch", "3"), "choose others"),
-        ((damaged, "--data", data, *replay), "is not the export that it says it is"),
-        ((stranger, "--data", data, *replay), "is not the export that it says it is: "),
-        ((half, "--data", data, *replay), "is not the export that it says it is: "),
-        ((base, "--data", data, *replay, "--device", "cuda"), "there is no GPU here"),
-        ((base, "--data", data, *replay, "--out", str(base / "tuned")), "lies in the export"),
-        ((base, "--data", data, *replay, "--out", str(data_folder)), "is there already"),
+        ((damaged, "--data", data, *replay), "does not match its own description"),
+        ((stranger, "--data", data, *replay), "does not match its own description: "),
+        ((half, "--data", data, *replay), "does not match its own description: "),
+        ((base, "--data", data, *replay, "--device", "cuda"), "torch finds no GPU"),
+        ((base, "--data", data, *replay, "--out", str(base / "tuned")), "is inside the export"),
+        ((base, "--data", data, *replay, "--out", str(data_folder)), "exists already"),
     ):
         assert main(["sft", *map(str, words), "--recipe", str(short)]) == 2
         assert told in capsys.readouterr().err
@@ -282,7 +282,7 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     good = data.read_text()
     data.write_text(good + "nonsense\n")
     assert main([*words, str(tmp_path / "one")]) == 2
-    assert "line 31 is no chat" in capsys.readouterr().err
+    assert "line 31 is not a chat" in capsys.readouterr().err
     data.write_text(good)
     assert main([*words, str(tmp_path / "one")]) == 0
     text = capsys.readouterr().out

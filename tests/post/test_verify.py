@@ -104,7 +104,7 @@ def test_what_is_no_file_is_not_waited_for(name: str, make: Damage, made: Made, 
     made(tmp_path / "out")
     (tmp_path / "out" / name).unlink()
     make(tmp_path / "out" / name)
-    with pytest.raises((Differs, ConfigError), match=r"is no file|is not an export"):
+    with pytest.raises((Differs, ConfigError), match=r"is not a file|is not an export"):
         read_export(tmp_path / "out", quiet)
 
 

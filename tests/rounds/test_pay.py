@@ -71,7 +71,7 @@ def test_weights_that_are_revealed_are_read_back_and_audited(networks: Networks,
     network.close()
     findings = {round: audits(network, round, tmp_path)["validator"].findings for round in (0, 2, 6)}
     assert findings[2] == ()
-    for round, why in ((0, "which have overwritten them"), (6, "not revealed yet")):
+    for round, why in ((0, "which overwrote them"), (6, "not revealed yet")):
         (finding,) = findings[round]
         assert (finding.topic, finding.verdict) == (Topic.WEIGHTS, Verdict.UNCHECKED)
         assert why in finding.text

@@ -324,7 +324,7 @@ def test_a_record_of_another_group_is_told_and_neither_followed_nor_hammered_at(
     logger.remove(sink)
     cluster.close()
     assert {event for _, event, _, _ in watched.events[before:]} <= {"trained", "published", "claimed", "killed"}
-    assert "nothing that this group has written" in told[-1]
+    assert "was not written by this group" in told[-1]
     assert len(told) < 3 * 10
 
 
