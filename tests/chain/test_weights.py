@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from chain import beacon, reading, submission
 from chain.adapter import SubtensorChain, open_chain
 from chain.devnet.codec import compact
-from chain.weights import SubnetTerms, require, row
+from chain.weights import Terms, require, row
 from protocol.errors import UNKNOWN_BEACON, ChainError
 from protocol.types import PeerId, Uid, hotkey
 from tests.chain.stubs import ALICE, BOB, WALLET, Stub
@@ -77,7 +77,7 @@ def test_a_weight_for_a_uid_that_is_gone_is_refused_by_the_runtimes_name() -> No
 
 # --- terms -------------------------------------------------------------------------------------------------------
 
-GOOD = SubnetTerms(
+GOOD = Terms(
     block=1000,
     num_uids=4,
     stake=10,

@@ -16,7 +16,7 @@ from node.node import Node
 from node.sync.repair_requests import Place, encode_wanted, parse_wanted
 from protocol import keys
 from protocol.messages import encode_slot, parse_reveal
-from rounds.copies import Copies, NodeState
+from rounds.copies import Copies, HeldPayload
 from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.network import Network, Programs
@@ -266,7 +266,7 @@ def test_what_was_named_before_we_had_it_is_given_with_its_key_once_it_is_applie
     step = program.node.state.saved.consensus.log[-1]
     payload, copies = step.payloads[0], program.copies
     place = step.round, payload.peer
-    copies._held[place] = NodeState(payload.envelope, None, 0, named=True)
+    copies._held[place] = HeldPayload(payload.envelope, None, 0, named=True)
     copies.hold(step.round, copies._at_commit, [])
     held = copies._held[place]
     assert held.reveal is not None
