@@ -45,7 +45,7 @@ SCHEMA = {
         },
     },
 }
-TINY = ["--peers", "26", "--rounds", "2", "--validators", "2"]
+TINY = ["--peers", "26", "--rounds", "4", "--validators", "2"]
 
 
 def test_a_tiny_arena_writes_json_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,7 +168,8 @@ def test_a_payload_of_the_log_that_is_missing_hinders_no_commit(store: StateStor
 
 
 def test_a_second_process_is_refused(tmp_path: Path, store: StateStore) -> None:
-    code = f"from node.state.store import StateStore; from pathlib import Path; StateStore(Path({str(tmp_path)!r}), {RUN!r})"
+    names = "from pathlib import Path; from node.state.store import StateStore"
+    code = f"{names}; StateStore(Path({str(tmp_path)!r}), {RUN!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
     )
