@@ -40,6 +40,7 @@ def life() -> Iterator[Life]:
 LONGEST_FIRST = (
     "tests/storage/test_faults.py",
     "tests/localnet/test_network.py",
+    "tests/owner/test_amend.py",
     "tests/node/test_liars.py",
     "tests/training/test_parallel.py",
     "tests/node/test_tip.py",

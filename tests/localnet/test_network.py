@@ -6,14 +6,14 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 import urllib.request
 from collections.abc import Iterable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from localnet.store import read_ready
 from localnet.subnet import open_subnet
 from localnet.table import Table
 from localnet.trace import trace
+from murmur.command import main
 from node.telemetry.events import read_events
 from protocol.types import Reason
 from storage.s3 import open_pointer
@@ -46,10 +47,9 @@ set."""
 
 
 def asked(*words: str) -> tuple[int, str]:
-    """(exit status, what it printed) of murmur."""
-    command = [sys.executable, "-m", "murmur.command", *words]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    return answer.returncode, answer.stdout + answer.stderr
+    """(exit status, what it printed) of murmur, without another process that imports torch."""
+    with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
+        return main(words), printed.getvalue()
 
 
 def assert_metrics(run: Run) -> None:

@@ -46,19 +46,8 @@ def test_twenty_rounds_without_a_fault_are_all_agreed_and_touch_no_real_time(mon
 
 def test_one_seed_is_one_history_in_any_process(capsys: pytest.CaptureFixture[str]) -> None:
     """Hash seeds, thread ids and sealing keys differ from process to process."""
-    words = [
-        "--rounds",
-        "10",
-        "--validators",
-        "2",
-        "--miners",
-        "3",
-        "--faults-per-hour",
-        "120",
-        "--seed",
-        "5",
-        "--json",
-    ]
+    words = ["--rounds", "10", "--validators", "2", "--miners", "3", "--faults-per-hour", "120", "--seed", "5"]
+    words.append("--json")
     command.run(options(*words))
     here = json.loads(capsys.readouterr().out)
     done = subprocess.run(

@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import TCPStore
 
 from protocol.cluster import build_cluster
 from protocol.types import Digest, PeerId
@@ -186,16 +186,17 @@ def lose(ranks: Ranks, out: Path, rank: int) -> None:
 
 
 def fork(size: int, out: Path, program: Callable[[Ranks], None]) -> None:
-    """Run on `size` ranks, in the environment that torchrun gives them; the first that fails ends all."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    """Run on `size` ranks, in the environment that torchrun gives them; the first that fails ends all. As torchrun, we
+    keep the store that carries the calls: a first rank that has ended would take it from the others."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = set()
     for rank in range(size):
         if pid := os.fork():
             ranks.add(pid)
             continue
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         try:
             begin(out, program)
             os._exit(0)
