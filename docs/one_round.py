@@ -18,7 +18,7 @@ from protocol.assignment import assigned
 from protocol.messages import Reveal, first_link, link_of
 from protocol.run import Run
 from protocol.types import Commitment, Digest, Peer, Slot, Uid
-from simulation.world import HashSigner, hash_verify
+from simulation.signer import HashSigner, hash_verify
 from storage.seal import seal, unseal
 from training.build import build
 from training.evaluate import held_out_loss

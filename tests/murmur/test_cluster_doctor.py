@@ -154,7 +154,7 @@ def test_a_full_disk_is_found(
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     status, found = examined(capsys, words)
     assert status == 1
-    assert "a member of this run comes to" in found["disk"]["detail"]
+    assert "a member of this run needs" in found["disk"]["detail"]
 
 
 def test_it_needs_no_bittensor() -> None:

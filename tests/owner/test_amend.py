@@ -129,6 +129,6 @@ def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void
     if world.run(*void) != 0:  # the chain goes on: a round has begun between the choice and the check
         assert "it is too late for round" in capsys.readouterr().err
         assert world.run(*void) == 0
-    assert "round 0 is void for everybody" in capsys.readouterr().out
+    assert "round 0 will be void from block" in capsys.readouterr().out
     assert world.run("void", running, "--round", "0", "--yes") == 0
     assert "declared void already" in capsys.readouterr().out

@@ -38,10 +38,10 @@ def killed(program: type[Any], step: str, round: int, *, after: bool = False) ->
         original = getattr(owner, name)
 
         def deadly(at: int, *rest: Any) -> Any:
-            if at == round and not after:
+            if getattr(at, "round", at) == round and not after:
                 die(node)
             result = original(at, *rest)
-            if at == round:
+            if getattr(at, "round", at) == round:
                 die(node)
             return result
 

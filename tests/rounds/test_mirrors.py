@@ -43,7 +43,7 @@ def networks(tmp_path: Path) -> Iterator[Made]:
             tell=lambda member, event, round, fields: told.append((member.name, event, round, fields)),
             programs=Programs(miner, program),
         )
-        told = network.told = []  # type: ignore[attr-defined]
+        told = network.history = []  # type: ignore[attr-defined]
         made.append(network)
         return network
 
@@ -62,7 +62,7 @@ def until(network: Network, done: Callable[[], bool], rounds: int = 12) -> None:
 
 
 def events(network: Network, name: str, event: str) -> list[tuple[int, dict[str, Any]]]:
-    return [(round, fields) for who, what, round, fields in network.told if (who, what) == (name, event)]  # type: ignore[attr-defined]
+    return [(round, fields) for who, what, round, fields in network.history if (who, what) == (name, event)]  # type: ignore[attr-defined]
 
 
 def contributing(network: Network, name: str) -> dict[int, list[str]]:

@@ -51,7 +51,7 @@ def networks(tmp_path: Path) -> Iterator[Made]:
             tell=lambda member, event, round, fields: told.append((member.name, event, round, fields)),
             programs=Programs(miner=miner, validator=GivesNothing),
         )
-        told = network.told = []  # type: ignore[attr-defined]
+        told = network.history = []  # type: ignore[attr-defined]
         made.append(network)
         return network
 

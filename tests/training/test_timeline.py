@@ -6,6 +6,7 @@ import pytest
 
 from gauntlet import agreement
 from murmur import presets
+from node.fetch import opening as payload_opening
 from node.fetch import payloads
 from node.sync import dataset
 from protocol import merkle
@@ -259,5 +260,5 @@ def test_what_stands_in_other_modules_is_the_same_here() -> None:
         assert contributors <= first < contributors + row
         assert first % row == 0
     assert payloads.beside_each_other(20) == 10
-    assert (OPEN_THREADS, COPIES) == (payloads.OPEN_THREADS, agreement.COPIES)
+    assert (OPEN_THREADS, COPIES) == (payload_opening.OPEN_THREADS, agreement.COPIES)
     assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS
