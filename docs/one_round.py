@@ -28,7 +28,7 @@ from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
 folder = TemporaryDirectory()
-index = build("training", Path(folder.name), limit_bytes=250_000)  # our own source code is the text
+index = build("botocore", Path(folder.name), limit_bytes=250_000)  # API documentation, which boto3 brings along
 shards = Shards.open(Path(folder.name), index_digest=index)
 spec = presets.read("tiny").first  # the demo's model, with fewer steps and samples
 data = {"index": index.hex(), "num_tokens": shards.train.num_tokens, "page_sequences": 80, "held_out_sequences": 32}

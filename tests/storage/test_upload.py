@@ -229,7 +229,7 @@ def test_parts_that_do_not_move_leave_half_of_the_time_for_another_way(store: Fa
 
     store.before = slow
     ahead = Upload(store.bucket("miner"), "k", bytearray(DATA), timeout_seconds=200, time=life)
-    with pytest.raises(StorageError, match="3 of 4 parts are not up in time"):
+    with pytest.raises(StorageError, match="3 of 4 parts were not uploaded in time"):
         ahead.finish(timeout_seconds=200)
     assert life.now() == 149.5
     assert seen(store) is None
