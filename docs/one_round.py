@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from gauntlet.agreement import Log, Post, abstention, agreed, word_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Doors, Gathered, fast_checks
+from gauntlet.checks import Doors, Expected, Gathered, fast_checks
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
@@ -54,9 +54,9 @@ for round in range(2):
         reveal = Reveal(run.id, round, miner.peer, sealed.key, replica.sync_proof(commit_hash, miner.peer))
         signed = reveal.signed_part + miner.sign(reveal.signed_part)
         gathered.append(Gathered(Peer(miner.peer, Uid(uid), 0, False, slot=slot), sealed.object, reveal=signed))
-    state = {"expected_proof": partial(mine.sync_proof, commit_hash), "outer_state": mine.outer}
-    doors = {"doors": Doors(hash_verify, unseal), "clock": clock, "commit_hash": commit_hash}
-    checked = fast_checks(spec, run.id, round, mine.digest(), gathered, **state, **doors)  # 6. check
+    proof = partial(mine.sync_proof, commit_hash)
+    expected = Expected(spec, run.id, round, mine.digest(), clock, proof, mine.outer, commit_hash)
+    checked = fast_checks(expected, gathered, Doors(hash_verify, unseal))  # 6. check
     ranking = standing(book, checked.passed, rules, round, commit_hash, checked.twins)  # 7. order: by earlier ratings
     peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=said)]
     uids = {peer.id: peer.uid for peer in peers}
