@@ -28,9 +28,9 @@ native: setup
 demo: setup
 	$(BIN)/murmur localnet --rounds 12 --miners 4 --fault garbage --fault noise
 
-# Three processes on two cores: much of the suite waits for servers. A file's tests stay together, long files come first.
+# Four processes on two cores: much of the suite waits for servers. A file's tests stay together, long files come first.
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

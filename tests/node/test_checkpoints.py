@@ -139,7 +139,7 @@ def test_a_bucket_that_goes_on_refusing_is_told_of_less_and_less_often() -> None
     checkpoints._beside(lambda: None)
     checkpoints._beside(fail)
     logger.remove(sink)
-    words = [line.partition("tried ")[2].partition(" on end")[0] for line in told]
+    words = [line.partition("tried ")[2].partition(", and again")[0] for line in told]
     assert words == ["once", "2 times", "4 times", "8 times", "16 times", "", "once"]
     assert "published again, after 20 tries" in told[5]
 
