@@ -1,5 +1,5 @@
-"""Choose the peers that a validator names: those that pass and are eligible, best by PeerScore first (docs/protocol.md
-6 and 9).
+"""Choose the peers that a validator names: those that pass and may contribute by its book, best by PeerScore first
+(docs/protocol.md 6 and 9).
 
 Ratings are those of the book before this round: this round's losses are not on the critical path.
 """

@@ -46,7 +46,7 @@ class Member:
     def __init__(
         self, spec: ClusterSpec, name: str, state: NodeState, shards: Shards, ledger: Ledger, process: str = ""
     ) -> None:
-        """process: as of Pulse."""
+        """process: as in Heartbeat."""
         self.amended, self.state, self.ledger, self.time = AmendedSpec(spec, ledger), state, ledger, ledger.time
         self.me = ledger.me
         self.work = Work(
@@ -258,8 +258,8 @@ class Member:
     # --- what a round comes to -----------------------------------------------------------------------------------
 
     def close(self, round: int, others: "OtherMembers") -> Record:
-        """The round's record: somebody's, or ours. Raises Elsewhere where most claims name another theta than we
-        hold."""
+        """Return the round's record, another member's or ours. Raises RunElsewhere if most claims name another theta
+        than we hold."""
         enough_for, looked, rules = 0.0, self.time.now(), self.spec.cluster
         longest, told = LONGEST_LOOK_BEATS * rules.beat_seconds, self.time.now()
         while True:
@@ -331,7 +331,7 @@ class Member:
         return ours
 
     def apply(self, round: int, record: Record) -> None:
-        """The outer step of this record. Raises Elsewhere where it is of another state than ours, Lacking, or
+        """Apply this record's outer step. Raises RunElsewhere if it is of another state than ours, Lacking, or
         StorageError."""
         state, pair = self.state, self.state.claim
         selection = record.selection(self.ledger.run, round)
@@ -391,7 +391,7 @@ class Member:
     # --- coming back -------------------------------------------------------------------------------------------
 
     def rejoin(self) -> None:
-        """Stand where the run stands: apply all records that there are. Raises Elsewhere, Lacking."""
+        """Apply all records that there are. Raises RunElsewhere, Lacking."""
         state = self.state
         while (record := self.ledger.record(state.saved.round)) is not None:
             self.pulse.phase = "join"

@@ -24,7 +24,7 @@ from sparseloco.update import LEVELS, Update
 
 LARGEST_VARIANCE = 1.75
 VARIANCE_PER_PEER = 1 / 32
-"""Bound of the variance along one direction, in units of the variance if all updates are orthogonal: up to 1.75 + R /
+"""Bound of the variance along one direction, in units of the variance if all updates are orthogonal: up to 1.75 + M /
 32 no contributor is filtered. Along the widest direction honest updates show a median of 1.5 for 6 to 8 contributors,
 1.9 for 20 and 2.0 for 24 (docs/decisions/0011-filtered-mean.md): their noise differs between directions."""
 
@@ -105,11 +105,11 @@ def _sparse(update: Update, tensor: TensorLayout, region: Region, table: Integer
 
 
 def trust(products: Matrix) -> tuple[float, ...]:
-    """Return the weight of each of R contributors, from the Gram matrix of their bounded updates: 0 to 1.5; 1 on
+    """Return the weight of each of M contributors, from the Gram matrix of their bounded updates: 0 to 1.5; 1 on
     average, or less if more than a third has lost its weight.
 
     While the variance along the widest direction is unusual, every weight w loses w * (d / largest d)^2. Here d is the
-    distance from the median along that direction: the farthest contributor loses all. At most ceil(R / 3) times.
+    distance from the median along that direction: the farthest contributor loses all. At most ceil(M / 3) times.
     """
     count = len(products)
     kept = [1.0] * count

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--bucket.access_key", dest="access_key", required=True, help="access key id; secret: " + SECRET
     )
-    create.add_argument("--local", action="store_true", help="the store is on this machine, without https")
+    create.add_argument("--local", action="store_true", help="allow plain http: a store here, or on a private network")
     create.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
     create.add_argument(
         "--device",
