@@ -16,7 +16,7 @@ exchanges with buckets.
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The plan's rates are those of
 `murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors:
-a miner's own machine has no other one on it. A first measurement fits the round to this machine. A second one, while
+a miner's own machine has no other one on it. (For the same reason validators run at the lowest priority.) A first measurement fits the round to this machine. A second one, while
 the network waits for round 0, is what the plan is compared by: chain, store and proxies take their part of the
 processors then as they do in a round. What an exchange with the chain takes is measured on the
 network. The first round does not count: nodes are still busy with their start. The exit status is 1 when the shares are
@@ -193,6 +193,16 @@ class Round:
         return sum(self.phases.get(phase, 0.0) for phase in PHASES[name][1])
 
 
+def give_way(network: Network) -> None:
+    """Let the validators take only what the miners leave of the processors: on machines of their own, they would slow
+    nobody down."""
+    for member in network.honest:
+        if member.role == "validator":
+            process = network.processes.children[member.name].process
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+
+
 def rounds_of(network: Network, member: Member) -> Iterable[Round]:
     """Those after the first that it trained for and followed."""
     clock, events = network.spec.rounds_clock, network.events(member)
@@ -288,6 +298,7 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     table = Table(sys.stderr)
     network = open_network(setup, table.say)
     try:
+        give_way(network)
         say("measuring it again, beside the network that waits for round 0")
         rates = replace(measured_rates(path, options.miners), call=call_rate(network))
         table.follow(network, STALL_ROUNDS)
