@@ -16,11 +16,11 @@ exchanges with buckets.
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The plan's rates are those of
 `murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors:
-a miner's own machine has no other one on it. (For the same reason validators run at the lowest priority.) A first measurement fits the round to this machine. A second one, while
-the network waits for round 0, is what the plan is compared by: chain, store and proxies take their part of the
-processors then as they do in a round. What an exchange with the chain takes is measured on the
-network. The first round does not count: nodes are still busy with their start. The exit status is 1 when the shares are
-more than 3 points apart, or a miner did not contribute to a round that counts.
+a miner's own machine has no other one on it. For the same reason validators run at the lowest priority. A first
+measurement fits the round to this machine. A second one, while the network waits for round 0, is what the plan is
+compared by: chain, store and proxies take their part of the processors then as they do in a round. What an exchange
+with the chain takes is measured on the network. The first round does not count: nodes are still busy with their start.
+The exit status is 1 when the shares are more than 3 points apart, or a miner did not contribute to a round that counts.
 """
 
 import argparse

@@ -6,6 +6,7 @@ stands in their bucket (node/cluster/ledger.py), and who closes a round is whoev
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
 from loguru import logger
 
@@ -75,6 +76,7 @@ class Member:
         """The last round to which we send nothing; and what we have claimed, since our start."""
         self.doubles = set[tuple[str, int]]()
         """Beats of ours that this process has not written."""
+        self._beats_read = -inf
         self.drained = False
         self.ended_at: float | None = None
         """When we had applied the run's last record."""
@@ -93,6 +95,8 @@ class Member:
             while not self._patiently(self.begin):
                 pass
             self.upkeep.start()
+            while not self._patiently(self.recovery.resume):
+                pass
             while not (self.amended.closed or self.drained):
                 self._patiently(self.take_part)
             if self.amended.closed:
@@ -106,7 +110,6 @@ class Member:
     def begin(self) -> None:
         """Have a state, and forget uploads that we did not live to finish."""
         begin(self.ledger, self.state)
-        self.recall()
         round = self.state.saved.round
         try:
             self.ledger.abort_unfinished(round)
@@ -114,18 +117,6 @@ class Member:
             logger.warning(
                 "could not remove unfinished uploads of an earlier start from the bucket: {fault}", fault=str(fault)
             )
-        self.state.events.emit("joined", round)
-
-    def recall(self) -> None:
-        """What the last records before our round say: what steps take, and which amendments hold. Raises Lacking."""
-        round = self.state.saved.round
-        latest = [self.ledger.record(one) or self.log.find(one) for one in range(max(0, round - ROUNDS), round)]
-        if round and latest[-1] is None:
-            raise Lacking(
-                round - 1, [GROUP], f"the store has lost the record of round {round - 1}, and we have no copy"
-            )
-        self.records = [record for record in latest if record is not None]
-        self.take_up(self.amended.at(self.records[-1].amendments if self.records else 0))
 
     def take_up(self, amended: AmendedSpec) -> None:
         """Play by these amendments from now on."""
@@ -294,19 +285,27 @@ class Member:
             self.time.sleep(rules.beat_seconds / 2)
 
     def look_at_beats(self) -> None:
-        """Who lives. Raises ConfigError where another machine plays as us."""
+        """See which members live. Raises ConfigError if another machine plays as us."""
+        self.read_beats()
+        if len(self.doubles) > 2:
+            raise ConfigError(
+                "another machine takes part as this same member: its home was copied. Stop one of them, "
+                "and delete the file `member` in the run's folder of its --home. It then joins as a new "
+                "member"
+            )
+
+    def read_beats(self) -> None:
+        """Read all members' beats, unless that was done less than a beat ago."""
+        now = self.time.now()
+        if now < self._beats_read + self.spec.cluster.beat_seconds:
+            return
         beats = self.ledger.beats()
+        self._beats_read = now
+        self.presence.look(beats, self.time.now())
+        self.upkeep.living = frozenset(self.presence.heard())
         mine = beats.get(self.me)
         if mine is not None and mine.process != self.pulse.process:
             self.doubles.add((mine.process, mine.count))
-            if len(self.doubles) > 2:
-                raise ConfigError(
-                    "another machine takes part as this same member: its home was copied. Stop one of them, "
-                    "and delete the file `member` in the run's folder of its --home. It then joins as a new "
-                    "member"
-                )
-        self.presence.look(beats, self.time.now())
-        self.upkeep.living = frozenset(self.presence.heard())
 
     def require_record(self, round: int) -> None:
         """Raises Lacking where the store does not show a record from which others have gone on."""

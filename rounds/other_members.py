@@ -115,6 +115,6 @@ class OtherMembers:
     def _look_at_beats(self) -> None:
         member = self._member
         self._looked = member.time.now()
-        member.presence.look(member.ledger.beats(), self._looked)
+        member.read_beats()
         # Another member has moved on from this round: its record was lost.
         self._due = self._due or member.presence.furthest() > self._round

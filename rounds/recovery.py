@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from cluster.pace import ROUNDS
 from node.cluster.rejoin import from_checkpoint, from_genesis
 from node.fetch.payloads import Lacking
+from protocol.cluster import GROUP
 from protocol.errors import OutOfSync, StorageError
 
 if TYPE_CHECKING:
@@ -31,6 +33,30 @@ class Recovery:
         self._astray, self._astray_in = 0, -1
         """How often, and in which round, we held another theta than the run."""
 
+    def resume(self) -> None:
+        """After a start: read the records before our round, and ask other members for what neither the bucket nor our
+        disk has. Raises StorageError while that is to come."""
+        member = self._member
+        try:
+            self._recall()
+        except Lacking as fault:
+            self.ask(fault)
+        member.upkeep.have()
+        member.state.events.emit("joined", member.state.saved.round)
+
+    def _recall(self) -> None:
+        """Take what the last records before our round say: what steps take, and which amendments hold. Raises
+        Lacking."""
+        member = self._member
+        round = member.state.saved.round
+        latest = [member.ledger.record(one) or member.log.find(one) for one in range(max(0, round - ROUNDS), round)]
+        if round and latest[-1] is None:
+            raise Lacking(
+                round - 1, [GROUP], f"the store has lost the record of round {round - 1}, and we have no copy"
+            )
+        member.records = [record for record in latest if record is not None]
+        member.take_up(member.amended.at(member.records[-1].amendments if member.records else 0))
+
     def ask(self, fault: Lacking) -> None:
         """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long. Raises
         what it was given while there is none."""
@@ -42,7 +68,7 @@ class Recovery:
         until = self._lacking[1] + LOST_SILENCES * member.spec.cluster.silent_seconds
         if member.time.now() < until or not from_checkpoint(member.ledger, member.state, fault.round):
             raise fault
-        member.recall()
+        self._recall()
         self._lacking = -1, 0.0
 
     def start_over(self, why: str) -> None:
@@ -58,11 +84,11 @@ class Recovery:
             logger.error("this machine computes another theta than the run: check its memory, its GPU and its release")
             member.time.sleep(min(LONGEST_PAUSE, member.spec.cluster.silent_seconds * 2 ** min(self._astray, 10)))
         if from_checkpoint(member.ledger, member.state, -1):
-            member.recall()
+            self._recall()
             return
         if round > member.spec.cluster.keep_rounds:
             raise StorageError(
                 "no member has a checkpoint, and the payloads since theta_0 are gone: keeping our own state"
             )
         from_genesis(member.ledger, member.state)
-        member.recall()
+        self._recall()

@@ -15,7 +15,7 @@ from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooL
 from protocol.ports import Bucket, Time
 from protocol.types import PeerId
 from storage.realtime import REAL, seconds_until
-from storage.resume import Busy, Opening, Unwanted, download_to, is_begun, keep, mapped, remove, whole_parts
+from storage.resume import Busy, Opening, Unwanted, brought, download_to, is_begun, keep, mapped, remove, whole_parts
 from storage.s3 import RangedBucket
 from storage.transport import deadline
 
@@ -142,7 +142,9 @@ def cached(folder: Path, peer: PeerId, key: str) -> Path:
 def fetch(
     item: Wanted, *, timeout_seconds: float, shelf: Shelf | None, stopped: Callable[[], bool], time: Time
 ) -> tuple[Data | Fault, bool]:
-    """Try the sources in order. Each may use a third of the time left, the last but one half, the last all.
+    """Try the sources in order. Each may use a third of the time left, the last but one half, the last all. One that
+    would bring the whole object in time at the pace seen so far keeps its turn: on a slow link a payload takes most of
+    the time, and another source would begin anew.
 
     Equal parts would leave the owner's bucket a sixtieth of the time when sixty mirrors follow, too little for a large
     object. Also returns whether a source used up its part, so that more time might still bring the object. `stopped` is
@@ -153,14 +155,40 @@ def fetch(
     cut_short = False
     for index, source in enumerate(item.sources):
         share = seconds_until(until, time) / min(_SOURCES_PLANNED, len(item.sources) - index)
-        began = time.now()
-        found = _Visit(item, source, began + share, shelf, stopped, time).fetch()
+        found, used_up = _turn(item, source, share, until, shelf, stopped, time)
         if not isinstance(found, Fault):
             return found, False
-        cut_short = cut_short or (found.kind == "unavailable" and time.now() - began >= share)
+        cut_short = cut_short or used_up
         item.failed(index, found)
         faults.append(found)
     return faults[0] if faults else Fault("missing", "no source is known"), cut_short
+
+
+def _turn(
+    item: Wanted,
+    source: Source,
+    share: float,
+    until: float,
+    shelf: Shelf | None,
+    stopped: Callable[[], bool],
+    time: Time,
+) -> tuple[Data | Fault, bool]:
+    """Ask one source for `share` seconds, and longer while it would bring the rest by `until`. Also returns whether its
+    time was used up."""
+    while True:
+        began, before = time.now(), _brought(item, source, shelf)
+        found = _Visit(item, source, began + share, shelf, stopped, time).fetch()
+        spent, left, have = time.now() - began, seconds_until(until, time), _brought(item, source, shelf)
+        used_up = isinstance(found, Fault) and found.kind == "unavailable" and spent >= share
+        needed = (item.size - have) * spent / max(have - before, 1e-9)
+        if not used_up or needed >= left:
+            return found, used_up
+        share = min(left, max(share, 2 * needed))
+
+
+def _brought(item: Wanted, source: Source, shelf: Shelf | None) -> int:
+    """Return the bytes on the disk of an unfinished download of the object from this source."""
+    return 0 if shelf is None or item.part else brought(shelf.place(item, source))
 
 
 @dataclass(frozen=True, slots=True)

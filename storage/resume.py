@@ -106,8 +106,13 @@ def mapped(path: Path) -> memoryview | None:
 
 def whole_parts(path: Path) -> int:
     """Bytes that an unfinished download to `path` has brought so far, in whole parts."""
+    return brought(path) // PART_BYTES * PART_BYTES
+
+
+def brought(path: Path) -> int:
+    """Bytes that an unfinished download to `path` has brought so far."""
     try:
-        return _part(path).stat().st_size // PART_BYTES * PART_BYTES
+        return _part(path).stat().st_size
     except OSError:
         return 0
 

@@ -107,7 +107,29 @@ class MinerConfig(_Table):
     ] = True
 
 
-class NetworkConfig(_Table):
+class MachineConfig(_Table):
+    """A node's machine: its disk and its processors."""
+
+    data: Annotated[
+        Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's bucket")
+    ] = None
+    data_gigabytes: Annotated[
+        float,
+        Field(
+            gt=0, description="most disk for fetched shards, in 10^9 bytes; shards that were unused longest are deleted"
+        ),
+    ] = 100.0
+    home: Annotated[Path, Field(description="folder of this node's state; one per hotkey or member")] = Path(
+        "~/.murmur"
+    )
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
+    codec: Annotated[
+        Literal["auto", "native", "reference"],
+        Field(description="codec backend; auto: native if it is built (same bytes, dozens of times faster)"),
+    ] = "auto"
+
+
+class NetworkConfig(MachineConfig):
     """Where a run is: its chain, its subnet, its spec, its data. Enough for a program that only reads."""
 
     network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
@@ -117,21 +139,6 @@ class NetworkConfig(_Table):
         Field(description="SS58 hotkey of the run's owner, whose slot on chain names the run (or --spec FILE)"),
     ] = None
     spec: Annotated[Path | None, Field(description="the run's spec as a TOML or JSON file, instead of --owner")] = None
-    data: Annotated[
-        Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's owner")
-    ] = None
-    data_gigabytes: Annotated[
-        float,
-        Field(
-            gt=0, description="most disk for fetched shards, in 10^9 bytes; shards that were unused longest are deleted"
-        ),
-    ] = 100.0
-    home: Annotated[Path, Field(description="folder of this node's state; one per hotkey")] = Path("~/.murmur")
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
-    codec: Annotated[
-        Literal["auto", "native", "reference"],
-        Field(description="codec backend; auto: native if it is built (same bytes, dozens of times faster)"),
-    ] = "auto"
     archives: Archives = None
     call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
 
@@ -162,7 +169,7 @@ class NodeConfig(TelemetryConfig, NetworkConfig):
     miner: MinerConfig = MinerConfig()
 
 
-class ClusterConfig(TelemetryConfig):
+class ClusterConfig(TelemetryConfig, MachineConfig):
     """Everything that a cluster's member needs to know before it finds the run; its token holds the rest."""
 
     token_file: Annotated[Path, Field(description="file with the cluster's token (murmur cluster invite)")]
@@ -170,21 +177,6 @@ class ClusterConfig(TelemetryConfig):
         str,
         Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="this machine's name, for people: a-z, 0-9 and '-'"),
     ]
-    data: Annotated[
-        Path | None, Field(description="folder of tokenised shards; default: fetched into home from the bucket")
-    ] = None
-    data_gigabytes: Annotated[
-        float,
-        Field(
-            gt=0, description="most disk for fetched shards, in 10^9 bytes; shards that were unused longest are deleted"
-        ),
-    ] = 100.0
-    home: Annotated[Path, Field(description="folder of this member's state")] = Path("~/.murmur")
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
-    codec: Annotated[
-        Literal["auto", "native", "reference"],
-        Field(description="codec backend; auto: native if it is built (same bytes, dozens of times faster)"),
-    ] = "auto"
 
 
 class HotkeyConfig(_Table):

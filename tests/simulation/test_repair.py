@@ -113,6 +113,28 @@ def test_a_record_that_the_store_has_lost_comes_from_a_members_disk(watched: Wat
     assert late.id.hex() in {update.member for update in watched.records()[8].updates}
 
 
+def test_a_record_that_store_and_own_disk_have_lost_comes_from_another_member(watched: Watched) -> None:
+    cluster, late = watched.cluster, watched.machine(3)
+    cluster.begin()
+    watched.play(has_records(watched, 6))
+    watched.play(lambda: all(stands_at(machine) >= 6 for machine in cluster.machines))
+    watched.witness.fault("away", late, 1e9)
+    cluster.kill(late)
+    key = keys.record(cluster.run, 5)
+    lost = objects_of(watched).pop(key).data
+    for record in late.home.rglob("records/*"):
+        record.unlink()
+    cluster.start(late)
+    watched.play(lambda: key in objects_of(watched))
+    assert objects_of(watched)[key].data == lost
+    watched.play(has_records(watched, 8))
+    cluster.close()
+    assert_one_history(watched)
+    assert not caught_up(watched, late)
+    assert late.id.hex() in {update.member for update in watched.records()[7].updates}
+    assert not [key for key in objects_of(watched) if key.startswith(f"{cluster.run.hex()[:16]}/wanted/")]
+
+
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,16 @@
-"""Publish: until the deadline, and not where it is refused."""
+"""Publish: until the deadline, and not where it is refused. Fetch: from which of an object's sources."""
+
+from pathlib import Path
 
 import pytest
 
 from protocol.errors import AccessDenied, StorageError
+from protocol.types import PeerId
+from simulation import store as world
 from simulation.clock import Life
-from storage.exchange import publish
+from storage import exchange
+from storage.collect import gather
+from storage.exchange import Source, Wanted, publish
 from tests.fakes.bucket import FakeStore, Faults
 
 
@@ -31,3 +37,44 @@ def test_publish_does_not_insist_where_it_may_not_write() -> None:
     with pytest.raises(AccessDenied):
         publish(store.bucket("m1", read_only=True), "k", b"data", timeout_seconds=10)
     assert len(store.log) == 1
+
+
+PART, PARTS = 1000, 10
+OWNER = PeerId(bytes(32))
+
+
+def fetched(life: Life, cache: Path, monkeypatch: pytest.MonkeyPatch, seconds_a_part: dict[str, float]) -> FakeStore:
+    """Gather one object within 12 s from these buckets, in this order, each over a link of its own speed."""
+    monkeypatch.setattr(world, "PART_BYTES", PART)
+    monkeypatch.setattr(exchange, "RESUMED_BYTES", PART)
+    store, data = FakeStore(), bytes(number % 251 for number in range(PART * PARTS))
+    sources = []
+    for name, seconds in seconds_a_part.items():
+        store.bucket(name).put("k", data, timeout_seconds=1)
+
+        def link(key: str, num_bytes: int, *, up: bool, seconds: float = seconds) -> float:
+            return seconds * num_bytes / PART
+
+        bucket = store.bucket(name, read_only=True, reader="", time=life, link=link)
+        sources.append(Source(lambda bucket=bucket: bucket, "k", kept_as=name))  # type: ignore[misc]
+    store.log.clear()
+    wanted = Wanted(OWNER, tuple(sources), len(data), lambda found: found == data)
+    found = gather([wanted], timeout_seconds=12, max_threads=1, cache=cache, time=life)
+    assert found[OWNER] == data
+    return store
+
+
+def test_a_source_that_brings_the_object_in_time_keeps_its_turn(
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one would begin anew, over the same link."""
+    store = fetched(life, tmp_path, monkeypatch, {"owner": 1.0, "mirror": 1.0, "other": 1.0})
+    assert {bucket for bucket, verb, _ in store.log if verb == "get"} == {"owner"}
+    assert life.now() < 11.5
+
+
+def test_a_source_that_is_too_slow_for_the_object_loses_its_turn(
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fetched(life, tmp_path, monkeypatch, {"owner": 1.5, "mirror": 0.1, "other": 0.1})
+    assert {bucket for bucket, verb, _ in store.log if verb == "get"} == {"owner", "mirror"}
