@@ -16,7 +16,7 @@ exchanges with buckets.
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The plan's rates are those of
 `murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors:
-a miner's own machine has no other one on it. For the same reason validators run at the lowest priority. A first
+a miner's own machine has no other one on it. For the same reason validators run at a lower priority. A first
 measurement fits the round to this machine. A second one, while the network waits for round 0, is what the plan is
 compared by: chain, store and proxies take their part of the processors then as they do in a round. What an exchange
 with the chain takes is measured on the network. The first round does not count: nodes are still busy with their start.
@@ -54,6 +54,8 @@ from training.rates import Rate, Rates
 
 MODEL = "covenant-72b-110"
 POINTS = 3.0
+LOWER = 10
+"""Of validators' priority. With less they could not even read payloads while miners compute."""
 CALLS = 15
 STALL_ROUNDS = 2.0
 SMALL: Mapping[str, Any] = {
@@ -194,13 +196,12 @@ class Round:
 
 
 def give_way(network: Network) -> None:
-    """Let the validators take only what the miners leave of the processors: on machines of their own, they would slow
-    nobody down."""
+    """Lower the validators' priority: on machines of their own, they would not slow the miners down."""
     for member in network.honest:
         if member.role == "validator":
             process = network.processes.children[member.name].process
             for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, 0) + LOWER)
 
 
 def rounds_of(network: Network, member: Member) -> Iterable[Round]:

@@ -44,7 +44,8 @@ _BREAKS = 10
 """Consecutive breaks of a body without a byte received before giving up."""
 _VERSIONS = 3
 """Times that an object may be replaced during a read before giving up."""
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
+"""Small: a download that is stopped ends with its next block, and holds up its successor until then."""
 _ABORT_SECONDS = 5.0
 _PAGE_KEYS = 1000
 _PAGES_OF_UPLOADS = 10
