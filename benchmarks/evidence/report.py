@@ -39,8 +39,8 @@ def head(view: View, path: Path) -> list[str]:
         found += ["**This is the quick plan: tiny models, one seed, a small corpus. It shows that everything runs, and "
                   "no more.**", ""]  # fmt: skip
     found += [
-        "The claims of the field, tried in one setting by one program. Everything below is computed from "
-        f"{len(view.rows)} rows in `{name}`; negative results stay. A program writes this file: do not edit it.",
+        "The claims of the field, tried in one setting. A program computes this file from "
+        f"{len(view.rows)} rows in `{name}`: do not edit it.",
         "",
         "    make evidence                     # makes the runs that the rows lack, then this file; hours",
         "    make evidence ARGS=--quick        # a tiny plan, in minutes, into runs/evidence-quick",
@@ -52,12 +52,11 @@ def head(view: View, path: Path) -> list[str]:
         f"{base.model.context}); {base.peers} peers, "
         f"{base.sequences} sequences each in an inner step, H = {base.inner_steps}, {base.steps} inner steps in "
         f"{base.rounds} rounds, {tokens / 1e6:.2f} M tokens in all; k = {base.k} of 4096, error feedback {base.decay}; "
-        f"AdamW, {100 * WARM_UP:.0f} % warm-up, cosine to a tenth. Pages are drawn as in the product, and every method "
-        "of a seed trains on the same ones. SparseLoCo is the product's codec and outer step.",
+        f"AdamW, {100 * WARM_UP:.0f} % warm-up, cosine to a tenth. Every method of a seed "
+        "trains on the same pages. SparseLoCo is the product's codec and outer step.",
         "",
         f"**Loss** is on {base.evaluated} held-out sequences, in nats a byte. In brackets: least to greatest over the "
-        "seeds. *Better* and *worse* are said of seed-wise differences beyond two standard errors; three seeds make "
-        "that a weak test.",
+        "seeds. *Better* and *worse* are seed-wise differences beyond two standard errors: weak with three seeds.",
         "",
         *tuning(view),
         f"**Made** in {view.core_hours():.1f} core-hours on {', '.join(f'{m} ({n} rows)' for m, n in machines.items())}"
@@ -70,9 +69,8 @@ def head(view: View, path: Path) -> list[str]:
 def tuning(view: View) -> list[str]:
     """What every method's trials found."""
     found = [
-        f"**Rates**: each method had {TRIALS} trials with a seed of their own, chosen by one rule (`next_trial` in "
-        "benchmarks/evidence/plan.py) and judged on the validation part, never on the held-out one. DiLoCo in int8 "
-        "takes those of fp32.",
+        f"**Rates**: each method had {TRIALS} trials, chosen by one rule (`next_trial` in "
+        "benchmarks/evidence/plan.py) and judged on validation text. DiLoCo in int8 takes those of fp32.",
         "",
         "| method | trials made | inner rate | outer rate | its validation loss | sent by a peer each round |",
         "|" + "---|" * 6,
@@ -100,8 +98,10 @@ def section(claim: Claim, view: View, figures: Path) -> list[str]:
         found += [f"![{claim.title}](evidence/{name})", ""]
     found += [f"**Answer.** {answer[0]}", ""] if answer else [NOT_YET]
     found += [f"- {sentence}" for sentence in answer[1:]]
-    found += ["", f"**Published.** {claim.published}", "", f"**Not shown.** {claim.not_shown}", ""]
-    return [*found, f"    {claim.command}", ""]
+    found += ["", f"**Published.** {claim.published}", ""]
+    if answer:
+        found += [f"**Not shown.** {claim.not_shown}", "", f"    {claim.command}", ""]
+    return found
 
 
 def tail() -> list[str]:
@@ -110,7 +110,8 @@ def tail() -> list[str]:
         "",
         "English and code from packages under free licences, at most 6 MB of each, split by document into training, "
         "validation and held-out text; a document is a file, or 128 KiB of a long one. Nothing that is fetched is run. "
-        "Without apt the pip packages alone make a smaller corpus, whose rows are kept apart by its digest.",
+        "Without apt the pip packages alone make a smaller corpus, whose rows are kept apart by its digest. "
+        "`benchmarks/evidence/sources.py` says what each package is.",
         "",
         *sources.table(),
     ]
