@@ -98,10 +98,10 @@ def section(claim: Claim, view: View, figures: Path) -> list[str]:
         found += [f"![{claim.title}](evidence/{name})", ""]
     found += [f"**Answer.** {answer[0]}", ""] if answer else [NOT_YET]
     found += [f"- {sentence}" for sentence in answer[1:]]
-    found += ["", f"**Published.** {claim.published}", ""]
     if answer:
-        found += [f"**Not shown.** {claim.not_shown}", "", f"    {claim.command}", ""]
-    return found
+        found += ["", f"**Published.** {claim.published}", "", f"**Not shown.** {claim.not_shown}"]
+        found += ["", f"    {claim.command}"]
+    return [*found, ""]
 
 
 def tail() -> list[str]:
