@@ -49,10 +49,10 @@ def head(view: View, path: Path) -> list[str]:
         "",
         f"**Setting**, unless a claim says otherwise: a byte-level Llama-style decoder of "
         f"{params / 1e6:.2f} M parameters ({base.model.layers} layers of width {base.model.width}, context "
-        f"{base.model.context}); {base.peers} peers, "
-        f"{base.sequences} sequences each in an inner step, H = {base.inner_steps}, {base.steps} inner steps in "
-        f"{base.rounds} rounds, {tokens / 1e6:.2f} M tokens in all; k = {base.k} of 4096, error feedback {base.decay}; "
-        f"AdamW, {100 * WARM_UP:.0f} % warm-up, cosine to a tenth. Every method of a seed "
+        f"{base.model.context}). There are {base.peers} peers with {base.sequences} sequences each in an inner step, H = "
+        f"{base.inner_steps}, {base.steps} inner steps in {base.rounds} rounds, {tokens / 1e6:.2f} M tokens in all. "
+        f"SparseLoCo keeps k = {base.k} of 4096, with error feedback {base.decay}. AdamW has {100 * WARM_UP:.0f} % "
+        "warm-up and a cosine to a tenth. Every method of a seed "
         "trains on the same pages. SparseLoCo is the product's codec and outer step.",
         "",
         f"**Loss** is on {base.evaluated} held-out sequences, in nats a byte. In brackets: least to greatest over the "
@@ -109,7 +109,7 @@ def tail() -> list[str]:
         "## The corpus",
         "",
         "English and code from packages under free licences, at most 6 MB of each, split by document into training, "
-        "validation and held-out text; a document is a file, or 128 KiB of a long one. Nothing that is fetched is run. "
+        "validation and held-out text. A document is a file, or 128 KiB of a long one. Nothing that is fetched is run. "
         "Without apt the pip packages alone make a smaller corpus, whose rows are kept apart by its digest. "
         "`benchmarks/evidence/sources.py` says what each package is.",
         "",
