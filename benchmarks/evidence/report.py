@@ -52,7 +52,8 @@ def head(view: View, path: Path) -> list[str]:
         f"{base.model.context}). There are {base.peers} peers with {base.sequences} sequences each in an inner step, "
         f"H = {base.inner_steps}, {base.steps} inner steps in {base.rounds} rounds, {tokens / 1e6:.2f} M tokens in all."
         f" SparseLoCo keeps k = {base.k} of 4096, with error feedback {base.decay}. AdamW has {100 * WARM_UP:.0f} % "
-        "warm-up and a cosine to a tenth. Every method of a seed trains on the same pages. SparseLoCo is the product's codec and outer step.",
+        "warm-up and a cosine to a tenth. Every method of a seed trains on the same pages. "
+        "SparseLoCo is the product's codec and outer step.",
         "",
         f"**Loss** is on {base.evaluated} held-out sequences, in nats a byte. In brackets: least to greatest over the "
         "seeds. *Better* and *worse* are seed-wise differences beyond two standard errors: weak with three seeds.",
