@@ -3,7 +3,11 @@
 The model predicts a token from the two before it: logits = bias + lag1[x_t] + lag2[x_{t-1}]. It is convex, has 8,256
 parameters in three tensors, and hundreds of peers train it at once in one batch of matrices. The text mixes two tables
 common to all pages and one of the page's topic. The common part is learned slowly over a whole run; a page's own part
-shows that a peer trained on it. docs/arena.md measures how strong that is, compared with the local network's model.
+shows that a peer trained on it.
+
+How strong that is, by sixteen honest peers over 30 rounds of one seed, in rounds 0 to 3, 4 to 11 and 12 to 29: honest
+gap 0.119, 0.058, 0.149; its standard deviation over its mean 0.78, 0.92, 0.45 (decision 0009, local network's model:
+1.2 and 0.47 in the first two); overlap of honest pairs 0.36, 0.22, 0.16 on average, 0.54, 0.38, 0.29 at most.
 """
 
 from collections.abc import Mapping, Sequence

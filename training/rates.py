@@ -27,8 +27,8 @@ ONCE = Rate(1.0, 1.0)
 class Rates:
     """A machine and its links. Bytes per second unless said otherwise.
 
-    The defaults are a stated server: 64 threads, a disk of 5 GB/s. One thread was measured on an AMD EPYC (docs/plan.md
-    names the source of each); the figures for 64 threads together are assumed.
+    The defaults are a stated server: 64 threads, a disk of 5 GB/s. One thread was measured on an AMD EPYC (the
+    comments name the source of each); the figures for 64 threads together are assumed.
 
     - compute: model FLOP/s of training, one GPU. device: bytes between the host and one GPU.
     - copy: into memory that was used before. fresh: into new memory.
@@ -42,15 +42,15 @@ class Rates:
     compute: Rate = Rate(SUSTAINED_FLOPS)
     up: Rate = Rate(0.0)
     down: Rate = Rate(0.0)
-    device: Rate = Rate(10e9)
-    copy: Rate = Rate(4e9, 100e9)
-    fresh: Rate = Rate(1.5e9, 30e9)
-    hash: Rate = Rate(1.1e9, 64e9)
-    cipher: Rate = Rate(3.8e9, 100e9)
-    write: Rate = Rate(1.5e9, 5e9)
-    read: Rate = Rate(1.3e9, 5e9)
-    compress: Rate = Rate(3.6e9, 35e9)
-    apply: Rate = Rate(1.9e9, 60e9)
-    probe: Rate = Rate(90e6, 3e9)
-    call: Rate = Rate(2.0, 2.0)
+    device: Rate = Rate(10e9)  # assumed: memory that is not pinned
+    copy: Rate = Rate(4e9, 100e9)  # benchmarks/results/round_epyc-2vcpu_2026-11-22.md
+    fresh: Rate = Rate(1.5e9, 30e9)  # what sha256 left of 0.35 GB a CPU second, at which an earlier release saved state
+    hash: Rate = Rate(1.1e9, 64e9)  # measured, idle core
+    cipher: Rate = Rate(3.8e9, 100e9)  # measured in pieces that fit the cache
+    write: Rate = Rate(1.5e9, 5e9)  # a core's copy into the system's memory
+    read: Rate = Rate(1.3e9, 5e9)  # likewise, of 0.3 GB a CPU second at which state was loaded
+    compress: Rate = Rate(3.6e9, 35e9)  # benchmarks/results/codec_epyc-zen4-2vcpu_2026-11-21.md
+    apply: Rate = Rate(1.9e9, 60e9)  # the same file: 2,250 cycles for twenty records
+    probe: Rate = Rate(90e6, 3e9)  # native; measured, busy core, 16.8 M parameters
+    call: Rate = Rate(2.0, 2.0)  # assumed
     wait: Rate = ONCE

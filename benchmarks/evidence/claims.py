@@ -31,12 +31,11 @@ CLAIMS = (
         answers.bytes_and_loss,
         answers.draw_bytes_and_loss,
         "SparseLoCo (arXiv 2508.15706), 512 M parameters, R = 8, H = 15, k = 128 of 4096: it sends 1 to 3 % of the "
-        "values in 2 bits and ends below full-precision DiLoCo. DiLoCo (arXiv 2311.08105): eight workers that exchange "
-        "500 times less often are about as good as synchronous training.",
-        "Models thousands of times smaller than the papers', trained on a few tokens a parameter and in few rounds. "
-        "What error feedback has not sent when a short run ends is lost, so a short run is SparseLoCo's worst case. "
-        "DDP's bytes are one fp32 gradient a step; a ring sends nearly twice that, bf16 halves it. DiLoCo's momentum "
-        "stays at the paper's 0.9, which few rounds may not suit; its int8 is a plain one of this study.",
+        "values in 2 bits and ends below full-precision DiLoCo. DiLoCo (arXiv 2311.08105), eight workers: as good as "
+        "synchronous training with 500 times fewer exchanges.",
+        "Models are thousands of times smaller than the papers', with few tokens a parameter and few rounds. What "
+        "error feedback has not sent when a run ends is lost, so a short run is SparseLoCo's worst case. DDP's bytes "
+        "are one fp32 gradient a step. DiLoCo's momentum stays at the paper's 0.9, which few rounds may not suit.",
     ),
     Claim(
         2,

@@ -39,8 +39,8 @@ def head(view: View, path: Path) -> list[str]:
         found += ["**This is the quick plan: tiny models, one seed, a small corpus. It shows that everything runs, and "
                   "no more.**", ""]  # fmt: skip
     found += [
-        "The claims of the field, tried in one setting by one program. Everything below is computed from "
-        f"{len(view.rows)} rows in `{name}`; negative results stay. A program writes this file: do not edit it.",
+        "The claims of the field, tried in one setting. A program computes this file from "
+        f"{len(view.rows)} rows in `{name}`: do not edit it.",
         "",
         "    make evidence                     # makes the runs that the rows lack, then this file; hours",
         "    make evidence ARGS=--quick        # a tiny plan, in minutes, into runs/evidence-quick",
@@ -49,15 +49,14 @@ def head(view: View, path: Path) -> list[str]:
         "",
         f"**Setting**, unless a claim says otherwise: a byte-level Llama-style decoder of "
         f"{params / 1e6:.2f} M parameters ({base.model.layers} layers of width {base.model.width}, context "
-        f"{base.model.context}); {base.peers} peers, "
-        f"{base.sequences} sequences each in an inner step, H = {base.inner_steps}, {base.steps} inner steps in "
-        f"{base.rounds} rounds, {tokens / 1e6:.2f} M tokens in all; k = {base.k} of 4096, error feedback {base.decay}; "
-        f"AdamW, {100 * WARM_UP:.0f} % warm-up, cosine to a tenth. Pages are drawn as in the product, and every method "
-        "of a seed trains on the same ones. SparseLoCo is the product's codec and outer step.",
+        f"{base.model.context}). There are {base.peers} peers with {base.sequences} sequences each in an inner step, "
+        f"H = {base.inner_steps}, {base.steps} inner steps in {base.rounds} rounds, {tokens / 1e6:.2f} M tokens in all."
+        f" SparseLoCo keeps k = {base.k} of 4096, with error feedback {base.decay}. AdamW has {100 * WARM_UP:.0f} % "
+        "warm-up and a cosine to a tenth. Every method of a seed trains on the same pages. "
+        "SparseLoCo is the product's codec and outer step.",
         "",
         f"**Loss** is on {base.evaluated} held-out sequences, in nats a byte. In brackets: least to greatest over the "
-        "seeds. *Better* and *worse* are said of seed-wise differences beyond two standard errors; three seeds make "
-        "that a weak test.",
+        "seeds. *Better* and *worse* are seed-wise differences beyond two standard errors: weak with three seeds.",
         "",
         *tuning(view),
         f"**Made** in {view.core_hours():.1f} core-hours on {', '.join(f'{m} ({n} rows)' for m, n in machines.items())}"
@@ -70,9 +69,8 @@ def head(view: View, path: Path) -> list[str]:
 def tuning(view: View) -> list[str]:
     """What every method's trials found."""
     found = [
-        f"**Rates**: each method had {TRIALS} trials with a seed of their own, chosen by one rule (`next_trial` in "
-        "benchmarks/evidence/plan.py) and judged on the validation part, never on the held-out one. DiLoCo in int8 "
-        "takes those of fp32.",
+        f"**Rates**: each method had {TRIALS} trials, chosen by one rule (`next_trial` in "
+        "benchmarks/evidence/plan.py) and judged on validation text. DiLoCo in int8 takes those of fp32.",
         "",
         "| method | trials made | inner rate | outer rate | its validation loss | sent by a peer each round |",
         "|" + "---|" * 6,
@@ -100,8 +98,10 @@ def section(claim: Claim, view: View, figures: Path) -> list[str]:
         found += [f"![{claim.title}](evidence/{name})", ""]
     found += [f"**Answer.** {answer[0]}", ""] if answer else [NOT_YET]
     found += [f"- {sentence}" for sentence in answer[1:]]
-    found += ["", f"**Published.** {claim.published}", "", f"**Not shown.** {claim.not_shown}", ""]
-    return [*found, f"    {claim.command}", ""]
+    if answer:
+        found += ["", f"**Published.** {claim.published}", "", f"**Not shown.** {claim.not_shown}"]
+        found += ["", f"    {claim.command}"]
+    return [*found, ""]
 
 
 def tail() -> list[str]:
@@ -109,8 +109,9 @@ def tail() -> list[str]:
         "## The corpus",
         "",
         "English and code from packages under free licences, at most 6 MB of each, split by document into training, "
-        "validation and held-out text; a document is a file, or 128 KiB of a long one. Nothing that is fetched is run. "
-        "Without apt the pip packages alone make a smaller corpus, whose rows are kept apart by its digest.",
+        "validation and held-out text. A document is a file, or 128 KiB of a long one. Nothing that is fetched is run. "
+        "Without apt the pip packages alone make a smaller corpus, whose rows are kept apart by its digest. "
+        "`benchmarks/evidence/sources.py` says what each package is.",
         "",
         *sources.table(),
     ]

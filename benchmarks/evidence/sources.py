@@ -120,9 +120,6 @@ SOURCES = (
 
 def table() -> list[str]:
     """Markdown: every source with its licence."""
-    rows = ["| package | version | from | licence | what |", "|" + "---|" * 5]
-    rows += [
-        f"| {source.package} | {source.version} | {source.registry} | {source.licence} | {source.kind}: {source.what} |"
-        for source in SOURCES
-    ]
+    rows = ["| package | licence |", "|" + "---|" * 2]
+    rows += [f"| {source.package} {source.version} | {source.licence} |" for source in SOURCES]
     return rows
