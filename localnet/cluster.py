@@ -1,5 +1,6 @@
 """A complete cluster on this machine: SeaweedFS, members as separate processes, and kill -9 now and then."""
 
+import json
 import os
 import random
 import time
@@ -54,11 +55,13 @@ def play(
     finally:
         processes.stop()
     result = _result(folder, names, done, len(killed))
+    (folder / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     say(
         f"{result['rounds']} rounds, replicas {'identical' if result['identical'] else 'NOT IDENTICAL'}, loss "
         f"{result['loss_first']:.2f} -> {result['loss_last']:.2f}, {result['kills']} kills, "
         f"{result['repeated_steps']} steps repeated by the surviving members"
     )
+    say(f"page   murmur dashboard {folder}")
     return result
 
 

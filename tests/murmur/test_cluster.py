@@ -6,14 +6,17 @@ import re
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dashboard.server import Watched
 from localnet.store import StoreReady, read_ready
 from localnet.training_text import text_data
 from murmur.command import main
+from murmur.dashboard.command import _cluster
 from node.cluster.bootstrap import Group, find_spec, open_shared, require_group
 from node.cluster.group_keys import parse_token
 from node.cluster.heartbeat import Heartbeat
@@ -92,6 +95,20 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     ]
     assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
     assert "0 members alive" in capsys.readouterr().out
+
+    watched = Watched(_cluster(Path("ours.token")))
+    try:
+        end = time.monotonic() + 60
+        while not (told := json.loads(watched.answer(0)))["cluster"]["members"]:
+            assert time.monotonic() < end, told
+            time.sleep(0.05)
+            watched.read()
+        assert (told["run"], told["rounds"]) == ("ours", [])
+        assert [(member["name"], member["state"]) for member in told["cluster"]["members"]] == [("lab-a", "left")]
+        shown = watched.answer(0).decode() + watched.short(0, 0).decode() + capsys.readouterr().err
+        assert not [part for part in (token.access_key, token.secret_key, token.secret) if part in shown]
+    finally:
+        watched.close()
 
     assert main([*words, "--local"]) == 2
     assert "exists already" in capsys.readouterr().err
