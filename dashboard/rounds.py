@@ -10,7 +10,7 @@ from dashboard.short import Places, shortened
 
 
 class Rounds:
-    """All of them. `version` grows with every change; `hotkeys`: name of a node -> its hotkey, or its id as a member of a
+    """All of them. `version` grows with every change; `hotkeys`: name of a node -> its hotkey, or its id in a
     cluster, where known."""
 
     def __init__(self) -> None:

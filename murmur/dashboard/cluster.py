@@ -200,6 +200,7 @@ class _History:
         """Yield events of the next rounds that have ended. Raises ConfigError, StorageError."""
         if self.more:
             yield from self._past()
+        if self.more:
             return
         while (record := self._ledger.record(self._next)) is not None:
             yield from self._ended(record)

@@ -58,7 +58,7 @@ class Follower(ABC):
         """Note an event that was folded; return its bytes, if it is a large one."""
         return 0
 
-    def let_go(self) -> None:
+    def let_go(self) -> None:  # noqa: B027 - most have nothing to close
         """Close what the thread has opened."""
 
     def follow(self) -> Self:

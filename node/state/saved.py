@@ -17,8 +17,8 @@ ADVICE = "the next start sets it aside and catches up"
 @dataclass(frozen=True, slots=True)
 class SealedRound:
     """A submission that was sealed: `object` is the file with envelope and ciphertext, `key` opens it. `steps`: the
-    inner steps in it, done in `seconds` at the mean `loss`, None if not finite. `returned`: its round is over without it,
-    the error feedback has it again."""
+    inner steps in it, done in `seconds` at the mean `loss` (None: not finite). `returned`: its round is over without
+    it, the error feedback has it again."""
 
     round: int
     object: Digest

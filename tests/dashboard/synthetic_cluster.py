@@ -57,7 +57,11 @@ class ClusterFolder:
             if name == contributing[0]:
                 self.write(name, "closed", number, ours=True, waited_for=[])
             self.write(name, "applied", number, **told, **nothing, seconds={"download": 1.0, "apply": 0.125})
-            spent = [("compute", 0.0, TRAINED), ("upload", TRAINED, 0.5), ("wait", TRAINED + 0.5, SECONDS - TRAINED - 0.5)]
+            spent = [
+                ("compute", 0.0, TRAINED),
+                ("upload", TRAINED, 0.5),
+                ("wait", TRAINED + 0.5, SECONDS - TRAINED - 0.5),
+            ]
             phases = [{"phase": phase, "began": began, "seconds": lasted} for phase, began, lasted in spent]
             self.write(name, "phases", number, phases=phases)
 

@@ -133,7 +133,9 @@ def test_before_the_first_record_the_page_says_that_round_0_is_played(tmp_path: 
 
 
 def now(**states: State) -> ClusterNow:
-    return ClusterNow(tuple(MemberNow(name, name.replace("_", "-"), state, "train", 3, 7) for name, state in states.items()))
+    return ClusterNow(
+        tuple(MemberNow(name, name.replace("_", "-"), state, "train", 3, 7) for name, state in states.items())
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,12 +144,15 @@ def now(**states: State) -> ClusterNow:
         ({"a": "alive", "b": "left", "c": "unknown"}, []),
         ({"a": "alive", "b": "silent"}, ["b is silent: the others go on without."]),
         ({"a": "alive", "b": "silent", "c": "silent"}, ["b and c are silent: the others go on without."]),
-        ({"a": "silent", "b": "left"}, ["No member is alive: a went silent.", "a is silent: the others go on without."]),
+        (
+            {"a": "silent", "b": "left"},
+            ["No member is alive: a went silent.", "a is silent: the others go on without."],
+        ),
         (
             {"a": "alive", "b": "stuck"},
             [
-                "b beats, but has not moved on from step 7 of round 3: its GPU hangs, or its link is blocked. The others "
-                "do not wait for it."
+                "b beats, but has not moved on from step 7 of round 3: its GPU hangs, or its link is blocked. The "
+                "others do not wait for it."
             ],
         ),
         (
