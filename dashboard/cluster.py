@@ -82,7 +82,7 @@ def troubles(now: ClusterNow) -> Iterator[str]:
                 "hangs, or its link is blocked. The others do not wait for it."
             )
     if silent:
-        yield f"{_list(silent)} {'is' if len(silent) == 1 else 'are'} silent: the others go on without."
+        yield f"{_list(silent)} {'is' if len(silent) == 1 else 'are'} silent: the others go on without {'it' if len(silent) == 1 else 'them'}."
 
 
 def contributed(body: dict[str, Any], names: Mapping[str, str]) -> str:

@@ -170,7 +170,7 @@ function sent(at) {
   const own = store.rounds.some((round) => round.sent_bytes !== null);
   const each = store.rounds.map((round) => (own ? round.sent_bytes : size && round.active !== null ? size * round.active : null));
   const all = each.reduce((sum, count) => sum + (count ?? 0), 0);
-  plots.bytes.show(at, [series(own ? "submissions" : "submissions, by commitments", "--s1", each)]);
+  plots.bytes.show(at, [series(store.facts.cluster ? "updates" : own ? "submissions" : "submissions, by commitments", "--s1", each)]);
   const whole = size && model ? `; the same as fp32 models would be ${bytes((all / size) * model)}` : "";
   $("bytes-note").textContent = all ? `${bytes(all)} in all${whole}` : "";
 }
@@ -253,7 +253,8 @@ function numbers() {
 }
 
 function keyOfMatrix() {
-  const list = Object.entries(STATES).filter(([state]) => state !== "unknown").map(([state, { text }]) => keyEntry(text, `var(--${state})`, "li"));
+  const shown = ([state]) => (store.facts.cluster ? Object.hasOwn(CELLS, state) : state !== "unknown");
+  const list = Object.entries(STATES).filter(shown).map(([state, { text }]) => keyEntry(text, `var(--${state})`, "li"));
   $("key-matrix").replaceChildren(...list);
 }
 

@@ -164,6 +164,7 @@ export function repaintPhases() {
   if (shown === null) return;
   const any = Object.keys(shown.phases).length > 0;
   $("phases").hidden = !any;
+  $("h-spans").hidden = $("key-phases").hidden = !any && Boolean(store.facts.cluster);
   $("phases-of").textContent = !any ? "" : `seconds since the first node began${shown.deadline === null ? "" : "; the line is the deadline of commitments"}`;
   drawPhases($("phases").querySelector("canvas"), $("phases").clientWidth, shown, $("key-phases"), keyEntry);
 }

@@ -16,7 +16,7 @@ from murmur.dashboard.follower import SHORTEST_LOOK_SECONDS, Follower
 from node.cluster.amendments import AmendedSpec
 from node.cluster.ledger import LOOK_THREADS, Ledger, UnreadableRecord
 from node.fetch.concurrency import beside
-from protocol.cluster import Beat, ClusterSpec, Record
+from protocol.cluster import Amendment, Beat, ClusterSpec, Record
 from protocol.errors import MurmurError, StorageError
 from protocol.types import PeerId
 
@@ -206,7 +206,7 @@ class _History:
             yield from self._ended(record)
         self.coming = []
         if not self.amended.closed and (amendment := self._ledger.amendment(self.amended.count + 1)) is not None:
-            self.coming = [AmendmentNow(self.amended.count + 1, None, dict(amendment.changes), amendment.last)]
+            self.coming = [_shown(self.amended.count + 1, None, amendment)]
 
     def _past(self) -> Iterator[Told]:
         """Yield events of rounds that had ended when the page was opened. A record that is lost or unreadable leaves a
@@ -272,7 +272,11 @@ class _History:
             if amendment is None:
                 raise StorageError(f"the record of round {round} names amendment {number}, which is not in the bucket")
             self.amended = self.amended.next(amendment)
-            self.amendments.append(AmendmentNow(number, round + 1, dict(amendment.changes), amendment.last))
+            self.amendments.append(_shown(number, round + 1, amendment))
+
+
+def _shown(number: int, from_round: int | None, amendment: Amendment) -> AmendmentNow:
+    return AmendmentNow(number, from_round, amendment.model_dump()["changes"], amendment.last)
 
 
 def _pause(spec: ClusterSpec) -> float:

@@ -113,7 +113,7 @@ def test_a_member_that_writes_nothing_is_silent_and_after_the_end_all_have_left(
     now = folder.cluster()
     assert now is not None
     assert [member.state for member in now.members] == ["alive", "alive", "silent"]
-    assert health(folder) == ("wrong", "lab-c is silent: the others go on without.")
+    assert health(folder) == ("wrong", "lab-c is silent: the others go on without it.")
     shown = facts(now, folder.rounds)["members"]
     assert [(row["last"]["round"], row["last"]["loss"]) for row in shown] == [(5, 4.0), (5, 4.1), (1, 4.2)]
     written.end()
@@ -142,11 +142,11 @@ def now(**states: State) -> ClusterNow:
     ("states", "words"),
     [
         ({"a": "alive", "b": "left", "c": "unknown"}, []),
-        ({"a": "alive", "b": "silent"}, ["b is silent: the others go on without."]),
-        ({"a": "alive", "b": "silent", "c": "silent"}, ["b and c are silent: the others go on without."]),
+        ({"a": "alive", "b": "silent"}, ["b is silent: the others go on without it."]),
+        ({"a": "alive", "b": "silent", "c": "silent"}, ["b and c are silent: the others go on without them."]),
         (
             {"a": "silent", "b": "left"},
-            ["No member is alive: a went silent.", "a is silent: the others go on without."],
+            ["No member is alive: a went silent.", "a is silent: the others go on without it."],
         ),
         (
             {"a": "alive", "b": "stuck"},
@@ -157,7 +157,7 @@ def now(**states: State) -> ClusterNow:
         ),
         (
             {"a": "alive"} | {f"b{n}": "silent" for n in range(9)},
-            ["b0, b1, b2 and 6 more are silent: the others go on without."],
+            ["b0, b1, b2 and 6 more are silent: the others go on without them."],
         ),
     ],
 )
