@@ -12,7 +12,7 @@ from localnet.infrastructure import wait_for
 from localnet.processes import Processes
 from localnet.store import read_ready
 from localnet.training_text import text_data
-from node.cluster.bootstrap import open_shared
+from node.cluster.bootstrap import open_shared, require_group
 from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import Ledger
 from node.telemetry.events import read_events
@@ -94,6 +94,7 @@ def _set_up(
     theta = make_theta(folder / "theta", drafted, seed, data)
     spec = put_up(folder, bucket, drafted, data_from, data, theta)
     token = make_token(spec, where)
+    require_group(bucket, spec.digest, Group(token.secret))
     path = folder / "token"
     path.touch(mode=0o600)
     path.write_text(token.encode())

@@ -3,7 +3,7 @@ import { $, bytes, byName, called, element, nodeName, paragraph, percent, rounds
 
 const STATES = {
   alive: { text: "alive", mark: "contributing" },
-  unknown: { text: "watching for its next beat", mark: "absent" },
+  unknown: { text: "not seen to beat yet", mark: "absent" },
   silent: { text: "silent", mark: "rejected" },
   stuck: { text: "stuck", mark: "rejected" },
   left: { text: "left", mark: "absent" },
@@ -107,7 +107,7 @@ export function drawNumbers() {
   const trained = decided.filter((round) => round.train_loss !== null);
   const last = decided.at(-1);
   const states = Object.keys(STATES).map((state) => [state, cluster.members.filter((one) => one.state === state)]).filter(([, found]) => found.length);
-  $("n-contributing-note").textContent = states.map(([state, found]) => (state === "unknown" ? `${found.length} just looked at` : `${found.length} ${STATES[state].text}`)).join(", ");
+  $("n-contributing-note").textContent = states.map(([state, found]) => `${found.length} ${STATES[state].text}`).join(", ");
   if (size) $("n-bytes").textContent = bytes(size);
   if (size && model) $("n-bytes-note").textContent = `${Math.round(model / size)} times smaller than the model`;
   if (!last) return;
