@@ -71,9 +71,8 @@ def round_seconds(rounds: Rounds) -> float | None:
 
 def troubles(now: ClusterNow) -> Iterator[str]:
     """Yield what is wrong with its members, the worst first."""
-    here = {state: [member for member in now.members if member.state == state] for state in ("alive", "unknown")}
     silent = [member.name for member in now.members if member.state == "silent"]
-    if silent and not (here["alive"] or here["unknown"]):
+    if silent and {member.state for member in now.members} <= {"silent", "left"}:
         yield f"No member is alive: {_list(silent)} went silent."
     for member in now.members:
         if member.state == "stuck":
@@ -82,7 +81,8 @@ def troubles(now: ClusterNow) -> Iterator[str]:
                 "hangs, or its link is blocked. The others do not wait for it."
             )
     if silent:
-        yield f"{_list(silent)} {'is' if len(silent) == 1 else 'are'} silent: the others go on without {'it' if len(silent) == 1 else 'them'}."
+        are, them = ("is", "it") if len(silent) == 1 else ("are", "them")
+        yield f"{_list(silent)} {are} silent: the others go on without {them}."
 
 
 def contributed(body: dict[str, Any], names: Mapping[str, str]) -> str:
