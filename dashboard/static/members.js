@@ -12,7 +12,7 @@ const STATES = {
 const DOING = { join: "joining", train: "training", send: "sending", wait: "waiting", idle: "sitting out", apply: "applying" };
 const GONE = { state: "gone", phase: null, round: null, step: null, last: null };
 
-export const seconds = (count) => (count < 10 ? `${count.toFixed(1)} s` : count < 600 ? `${Math.round(count)} s` : `${(count / 60).toFixed(1)} min`);
+export const seconds = (count) => (count < 1 ? `${count.toFixed(2)} s` : count < 10 ? `${count.toFixed(1)} s` : count < 600 ? `${Math.round(count)} s` : `${(count / 60).toFixed(1)} min`);
 
 // The member at a place of `store.peers`, as it is now.
 export const member = (peer) => store.members.get(peer) ?? GONE;
@@ -60,7 +60,7 @@ export const CELLS = { contributing: "in the record", late: "too late for the re
 
 // --- one round ---------------------------------------------------------------------------------------------------
 
-const OUTCOMES = { contributing: "in the record", LATE: "too late for the record", APART: "held another model" };
+export const OUTCOMES = { contributing: "in the record", LATE: "too late for the record", APART: "held another model" };
 
 export function drawWork(round, rows) {
   const rest = (row) => (round?.length && row.seconds !== null ? Math.max(0, round.length - row.seconds - (row.sending ?? 0)) : null);

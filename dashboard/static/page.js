@@ -1,7 +1,7 @@
 // What the server tells, kept and shown. Everything that peers may have written becomes text, never markup.
 import { Matrix, STATES, stateOf } from "./matrix.js";
 import { Plot, series, view, zoom } from "./charts.js";
-import { CELLS, COLUMNS, drawAmendments, drawNumbers, seconds, takeMembers } from "./members.js";
+import { CELLS, COLUMNS, OUTCOMES, drawAmendments, drawNumbers, seconds, takeMembers } from "./members.js";
 import { begin, drawPeers, order, use } from "./peers.js";
 import { drawRound, explain, explainAgain, repaintPhases, voidText } from "./round.js";
 import { $, SETTLED, byName, bytes, called, codeOf, codes, keyEntry, named, paragraph, payOf, percent, short, span, store, tableOf, take, times } from "./store.js";
@@ -327,7 +327,7 @@ async function byAddress() {
 function memberRounds(told, peer) {
   const dash = (value, form = String) => (value === null ? "–" : form(value));
   const table = tableOf(["Round", "Update", "Loss", "Steps", "Trained", "Sent in"], told.rounds.toReversed().map((round) => [
-    String(round.round), round.outcome, dash(round.loss, (n) => n.toFixed(3)), dash(round.steps), dash(round.seconds, seconds), dash(round.sending, seconds),
+    String(round.round), OUTCOMES[round.outcome] ?? round.outcome, dash(round.loss, (n) => n.toFixed(3)), dash(round.steps), dash(round.seconds, seconds), dash(round.sending, seconds),
   ]));
   const count = told.rounds.filter((round) => round.outcome === "contributing").length;
   $("peer-body").replaceChildren(paragraph(`${told.hotkey}: contributed to ${count} rounds`), table);

@@ -53,7 +53,7 @@ def test_a_cluster_has_its_own_cards_and_none_of_a_networks(tmp_path: Path, serv
     assert rows[0] == ["lab-a", "training", "6", "–", "6 of 6", "3.750", "4", "36 s", "90.0 %"]
     assert rows[2][4] == "5 of 6"
     work = tab.until(f"(() => {{ const rows = {ROWS.format('work')}; return rows.length === 3 && rows }})()")
-    assert work[2] == ["lab-c", "too late for the record", "3.950", "4", "36 s", "0.5 s", "3.5 s"]
+    assert work[2] == ["lab-c", "too late for the record", "3.950", "4", "36 s", "0.50 s", "3.5 s"]
     note = tab.value(TEXT.format("work-note"))
     assert note.startswith("8 inner steps; 200 tokens; 40 s after the record before; 7.68 kB sent; closed by lab-a")
     assert "median of the members" in tab.value(TEXT.format("key-loss"))

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from node.cluster.ledger import Ledger
 from protocol.errors import ConfigError
 from protocol.types import PeerId
 from storage.realtime import REAL
+from tests.dashboard.synthetic_cluster import spec
 from tests.storage.conftest import served
 
 SECRET = "MURMUR_BUCKET__SECRET_KEY"
@@ -135,6 +137,23 @@ def test_a_member_without_its_token_is_told_what_to_do(tmp_path: Path) -> None:
     done = member("--token-file", str(tmp_path / "half"), "--name", "lab-a")
     assert done.returncode == 2
     assert "murmur cluster invite" in done.stderr
+
+
+def test_the_demo_has_a_page_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def play(folder: Path, *words: object, quiet: bool) -> dict[str, object]:
+        url = capsys.readouterr().err.split()[-1]
+        (folder / "spec.json").write_bytes(spec().to_bytes())
+        with urllib.request.urlopen(f"{url}api/rounds", timeout=60) as answer:
+            told.append(json.load(answer)["sentence"])
+        return {"identical": True, "rounds": 12}
+
+    monkeypatch.setattr("localnet.cluster.play", play)
+    assert main(["cluster", "demo", "--folder", str(tmp_path / "run")]) == 0
+    assert told[0].startswith("Starting") or told[0] == "Round 0 is being played."
 
 
 @pytest.mark.slow
