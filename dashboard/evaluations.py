@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dashboard.rounds import EVALUATIONS, Rounds
+from dashboard.round_events import EVALUATIONS
+from dashboard.rounds import Rounds
 from dashboard.tail import Tail
 from protocol.types import Digest
 

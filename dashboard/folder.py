@@ -1,4 +1,5 @@
-"""A local network's run folder as a source of the page: its nodes' events, names, spec, and whether it has ended.
+"""The run folder of a local network, or of a cluster's demo, as a source of the page: its nodes' events, names, spec,
+and whether it has ended.
 
 It reads only files, so it works while the network runs, after its end, and wherever the folder was moved to.
 """
@@ -6,22 +7,30 @@ It reads only files, so it works while the network runs, after its end, and wher
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from dashboard.cluster import ClusterNow, round_seconds
 from dashboard.evaluations import Evaluations, in_folder
+from dashboard.member_events import MemberEvents
 from dashboard.rounds import Rounds
 from dashboard.source import PORTION_BYTES, Stage
 from dashboard.tail import Tail, line_at
+from protocol.cluster import ClusterSpec, parse_cluster
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.messages import canonical_json
-from protocol.spec import RunSpec, parse_spec
-from protocol.types import Digest, peer_id
+from protocol.spec import RunSpec, TrainingSpec, parse_spec
+from protocol.types import DIGEST_BYTES, Digest, peer_id
 
 BY_HAND = "owner.toml"
 """Settings of a run's owner: where this file exists, nodes are started by hand (`murmur devnet`)."""
 PUBLIC = "wallets/*/hotkeys/defaultpub.txt"
+MEMBER = "nodes/*/*/member"
+"""A member of a cluster keeps its id there."""
+SILENT_ROUNDS, SILENT_SECONDS = 2.0, 30.0
+"""A member that writes no event for so many usual rounds, and for so long, counts as silent."""
 
 
 class Folder:
@@ -33,12 +42,13 @@ class Folder:
         self._tails: dict[str, Tail] = {}
         self._evaluations = Evaluations(in_folder(path))
         self._names: dict[str, str] = {}
-        self._spec: RunSpec | None = None
+        self._spec: TrainingSpec | None = None
+        self._members = MemberEvents()
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
         """Read the nodes' new events."""
-        if len(self._names) != len(list(self.path.glob(PUBLIC))):
-            self._names = names(self.path)
+        if len(self._names) != sum(len(list(self.path.glob(files))) for files in (PUBLIC, MEMBER)):
+            self._names = names(self.path) | _member_names(self.path)
             self.rounds.hotkeys = {name: hotkey for hotkey, name in self._names.items()}
         self._evaluations.read(self.rounds)
         for home in sorted(self.path.glob("nodes/*")):
@@ -47,6 +57,7 @@ class Folder:
                 event = _event(line)
                 if event is not None:
                     self.rounds.take(home.name, event, place)
+                    self._members.take(home.name, event)
                 max_bytes -= len(line)
                 if max_bytes <= 0:
                     return True
@@ -58,24 +69,24 @@ class Folder:
         return self._names
 
     @property
-    def spec(self) -> RunSpec | None:
+    def spec(self) -> TrainingSpec | None:
         """The network's own spec. Where nodes were started by hand: the spec of the newest run that one of them
         follows. None before there is one."""
         if self._spec is None:
             places = [self.path / "spec.json", *self.path.glob("nodes/*/*/run.json")]
             found = [spec for place in places if (spec := _spec(place)) is not None]
-            self._spec = max(found, key=lambda spec: spec.clock.start_block, default=None)
+            self._spec = max(found, key=_begins, default=None)
         return self._spec
 
     def stage(self) -> Stage:
         """Return the network's progress; it counts as silent when no node writes anything."""
         homes = list(self.path.glob("nodes/*/node.toml"))
-        files = [*(home.parent / "events.jsonl" for home in homes), self.path]
+        files = [*self.path.glob("nodes/*/events.jsonl"), self.path]
         newest = max((file.stat().st_mtime for file in files if file.exists()), default=time.time())
         rehearsed = sum((home.parent / "measured.json").exists() for home in homes)
         waits_for = None
-        if not homes:
-            waits_for = "Starting: the chain and the object store."
+        if not homes and self.spec is None:
+            waits_for = "Starting: the object store, and the chain if there is one."
         elif self.spec is not None:
             waits_for = None
         elif (self.path / BY_HAND).exists():
@@ -88,6 +99,14 @@ class Folder:
             waits_for = "Rehearsed: waiting for the chain to let the validators judge."
         ended = (self.path / "report.json").exists()
         return Stage(waits_for, ended, max(0.0, time.time() - newest))
+
+    def cluster(self) -> ClusterNow | None:
+        if not isinstance(self.spec, ClusterSpec):
+            return None
+        usual = SILENT_ROUNDS * (round_seconds(self.rounds) or 0.0)
+        stage, ids = self.stage(), self.rounds.hotkeys
+        before = time.time() - max(SILENT_SECONDS, usual)
+        return ClusterNow(self._members.members(ids, before, ended=stage.ended))
 
     def close(self) -> None:
         pass
@@ -114,7 +133,7 @@ class Folder:
                     phases = [(str(p["phase"]), float(p["began"]), float(p["seconds"])) for p in event["phases"]]
                     ended = max((began + seconds for _, began, seconds in phases), default=0.0)
                     nodes[node] = float(event["time"]) - ended, phases
-                elif self.spec is not None:
+                elif isinstance(self.spec, RunSpec):
                     clock = self.spec.clock
                     left = clock.start_block + number * clock.round_blocks + clock.commit - event["block"]
                     deadlines.append(float(event["time"]) + left * clock.block_seconds)
@@ -136,13 +155,19 @@ class Folder:
         }
 
 
-def _spec(path: Path) -> RunSpec | None:
-    """Return the spec of a network's `spec.json`, or of a node's `run.json`; None where it does not exist or cannot be
-    read."""
+def _begins(spec: TrainingSpec) -> int:
+    """The block in which a run begins: a newer one begins later."""
+    return spec.clock.start_block if isinstance(spec, RunSpec) else 0
+
+
+def _spec(path: Path) -> TrainingSpec | None:
+    """Return the spec of a network's or cluster's `spec.json`, or of a node's `run.json`; None where it does not exist
+    or cannot be read."""
     try:
         body = json.loads(path.read_bytes())
-        data = canonical_json(body["spec"] if path.name != "spec.json" else body)
-        return parse_spec(data, Digest(sha256(data).digest()))
+        table = body if path.name == "spec.json" else body["spec"]
+        data, parse = canonical_json(table), parse_cluster if "cluster" in table else parse_spec
+        return parse(data, Digest(sha256(data).digest()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidMessage, ConfigError):
         return None
 
@@ -157,6 +182,17 @@ def names(folder: Path) -> dict[str, str]:
             found[address] = path.parents[1].name
         except (OSError, ValueError, KeyError, TypeError):
             continue
+    return found
+
+
+def _member_names(folder: Path) -> dict[str, str]:
+    """Return the name of each member of a cluster by its id."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob(MEMBER)):
+        with suppress(OSError, ValueError):
+            member = bytes.fromhex(path.read_text())
+            if len(member) == DIGEST_BYTES:
+                found[member.hex()] = path.parents[1].name
     return found
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from math import inf
 
-from dashboard.rounds import Round, Rounds
+from dashboard.cluster import contributed, round_seconds, troubles
+from dashboard.round import Round
 from dashboard.source import Source, Stage
 from dashboard.void import why_void
+from protocol.spec import RunSpec
 
 LATELY_ROUNDS = 5
 SILENT_ROUNDS = 3.0
@@ -32,7 +34,7 @@ def health(source: Source) -> Told:
         return "wrong", wrong
     count = last.number + 1
     done = f"Ended after {count} round{'s' * (count != 1)}" if stage.ended else "Healthy"
-    return "good", f"{done}: {_round(last, rounds)}."
+    return "good", f"{done}: {_round(last, source)}."
 
 
 def _starting(source: Source, stage: Stage) -> Told:
@@ -47,7 +49,7 @@ def _starting(source: Source, stage: Stage) -> Told:
 
 def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
     """Yield the problems, the worst first."""
-    rounds, last = source.rounds, lately[-1]
+    rounds, last, cluster = source.rounds, lately[-1], source.cluster()
     for one in reversed(lately):
         word = one.agreed()
         counted = one.contributing.get(word, ()) if word is not None else ()
@@ -60,8 +62,11 @@ def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
         yield f"Round {last.number} is void, so nobody's work was applied. {why_void(last)}"
     if last.unobserved:
         yield f"Round {last.number} was not observed by {sorted(last.unobserved)[0]}: nobody is rated or paid for it."
+    if cluster is not None and not stage.ended:
+        yield from troubles(cluster)
     for node, fault in sorted(last.faults.items()):
-        if node in last.active or rounds.hotkeys.get(node) in last.contributing.get(last.agreed() or "", ()):
+        counts = node in last.active or rounds.hotkeys.get(node) in last.contributing.get(last.agreed() or "", ())
+        if counts or cluster is not None:
             yield f"Round {last.number}, {node}: {fault}."
     losses = [(min(one.held_out.values()), one.number) for one in rounds if one.held_out]
     best, when = min(losses, default=(inf, 0))
@@ -69,9 +74,10 @@ def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
         yield f"The held-out loss rises: {losses[-1][0]:.2f} now, {best:.2f} in round {when}."
 
 
-def _round(one: Round, rounds: Rounds) -> str:
-    body = one.body(())
-    names = {hotkey: name for name, hotkey in rounds.hotkeys.items()}
+def _round(one: Round, source: Source) -> str:
+    body, names = source.rounds.body(one), source.names
+    if source.cluster() is not None:
+        return contributed(body, names)
     rejected = {p: why for p, why in body["rejected"].items() if why != "MISSING"}
     said = f"{len(body['contributing'])} of {body['active'] or 0} contributed in round {one.number}"
     if len(rejected) == 1:
@@ -85,9 +91,15 @@ def _round(one: Round, rounds: Rounds) -> str:
 
 
 def _patience(source: Source) -> float:
+    return 30 + SILENT_ROUNDS * (planned_seconds(source) or FALLBACK_SECONDS)
+
+
+def planned_seconds(source: Source) -> float | None:
+    """Return how long a round lasts: as planned, or in a cluster as usual; None while that is not known."""
     spec = source.spec
-    seconds = spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else FALLBACK_SECONDS
-    return 30 + SILENT_ROUNDS * seconds
+    if isinstance(spec, RunSpec):
+        return spec.clock.round_blocks * spec.clock.block_seconds
+    return round_seconds(source.rounds) if spec is not None else None
 
 
 def _span(seconds: float) -> str:

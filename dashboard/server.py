@@ -27,13 +27,14 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dashboard.health import health
+from dashboard import cluster
+from dashboard.health import health, planned_seconds
 from dashboard.schedule import schedule
 from dashboard.source import Source
-from dashboard.tables import as_csv, peer_rounds
+from dashboard.tables import as_csv, members, peer_rounds
 from dashboard.validators import validators
 from protocol.errors import ConfigError
-from protocol.spec import RunSpec
+from protocol.spec import RunSpec, TrainingSpec
 
 LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
@@ -45,7 +46,16 @@ PORTION_SECONDS = 0.01
 ANSWER_BYTES = 1 << 20
 """Approximate size of the rounds in one answer; the page requests the rest."""
 STATIC = Path(__file__).parent / "static"
-SCRIPTS = ("page.js", "store.js", "peers.js", "round.js", "matrix.js", "charts.js", "uPlot.iife.min.js")
+SCRIPTS = (
+    "page.js",
+    "store.js",
+    "peers.js",
+    "members.js",
+    "round.js",
+    "matrix.js",
+    "charts.js",
+    "uPlot.iife.min.js",
+)
 FILES = (*SCRIPTS, "page.css", "uPlot.min.css")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -73,6 +83,8 @@ class Watched:
             more = self.source.read()
             if not more:  # of a long run's past, requested rounds are enough
                 self.source.rounds.encode()
+            for member in (self.source.cluster() or cluster.ClusterNow()).members:
+                self.source.rounds.peers.of(member.member)  # also one that has contributed to no round yet
             self._told = _facts(self.source)
             if more:
                 known = len(self.source.rounds)
@@ -121,7 +133,9 @@ class Watched:
         """Return the JSON of /api/rounds/NUMBER."""
         with self._lock:
             found = self.source.detail(number)
-            return found and {**found, "validators": validators(self.source.rounds, number)}
+            rounds = self.source.rounds
+            more = {"validators": validators(rounds, number), "members": members(rounds, number)}
+            return found and {**found, **more}
 
     def _run(self) -> None:
         while not self._ending.wait(PORTION_SECONDS if self._more else READ_SECONDS):
@@ -260,7 +274,8 @@ class Page:
 
 def _facts(source: Source) -> dict[str, Any]:
     """Return the facts that belong to no single round."""
-    spec = source.spec
+    spec, now = source.spec, source.cluster()
+    run = spec if isinstance(spec, RunSpec) else None
     state, sentence = health(source)
     decided = [one for one in source.rounds if one.decided]
     void = sum(one.void[one.agreed() or ""] for one in decided)
@@ -273,12 +288,14 @@ def _facts(source: Source) -> dict[str, Any]:
         "names": dict(source.names),
         "model_bytes": FP32_BYTES * spec.layout.num_parameters if spec is not None else None,
         "object_bytes": spec.object_bytes if spec is not None else None,
-        "round_blocks": spec.clock.round_blocks if spec is not None else None,
-        "first_deadline": spec.rounds_clock.commit_by(0) if spec is not None else None,
-        "round_seconds": spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else None,
+        "round_blocks": run.clock.round_blocks if run is not None else None,
+        "first_deadline": run.rounds_clock.commit_by(0) if run is not None else None,
+        "round_seconds": planned_seconds(source),
         "schedule": schedule(spec.inner, done) if spec is not None else None,
         "num_rounds": len(source.rounds),
         "round_tokens": _round_tokens(spec) if spec is not None else None,
+        "steps": spec.inner.steps if spec is not None else None,
+        "cluster": cluster.facts(now, source.rounds) if now is not None else None,
     }
 
 
@@ -286,7 +303,7 @@ def _answer(facts: Mapping[str, Any], rounds: Sequence[bytes]) -> bytes:
     return json.dumps(facts, allow_nan=False).encode()[:-1] + b', "rounds": [' + b",\n".join(rounds) + b"]}"
 
 
-def _round_tokens(spec: RunSpec) -> int:
+def _round_tokens(spec: TrainingSpec) -> int:
     """Return the tokens that one contributor trains on in a round, by the run's first constants."""
     return spec.inner.steps * spec.inner.sequences * spec.model.context
 

@@ -20,7 +20,7 @@ class Places:
 
 
 def shortened(body: Mapping[str, Any], places: Places) -> dict[str, Any]:
-    """Return `body` (dashboard/rounds.py) with indices for peers. `rejected` and `standing`: code to indices; `pay` and
+    """Return `body` (dashboard/round.py) with indices for peers. `rejected` and `standing`: code to indices; `pay` and
     `learning`: indices, and their values in the same order."""
     of = places.of
     return {

@@ -1,12 +1,13 @@
-"""The page's data source: a run folder (dashboard/folder.py), or a network read from outside
-(murmur/dashboard/watcher.py)."""
+"""The page's data source: a run folder (dashboard/folder.py), or a network or a cluster read from outside
+(murmur/dashboard/)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dashboard.cluster import ClusterNow
 from dashboard.rounds import Rounds
-from protocol.spec import RunSpec
+from protocol.spec import TrainingSpec
 
 PORTION_BYTES = 1 << 20
 
@@ -37,12 +38,16 @@ class Source(Protocol):
         ...
 
     @property
-    def spec(self) -> RunSpec | None:
+    def spec(self) -> TrainingSpec | None:
         """The constants in force; None while they are not known."""
         ...
 
     def stage(self) -> Stage:
         """Return the current progress."""
+        ...
+
+    def cluster(self) -> ClusterNow | None:
+        """Return the members of a cluster and its amendments; None for a network on a chain."""
         ...
 
     def detail(self, number: int) -> dict[str, Any] | None:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dashboard.rounds import Round, Rounds
+from dashboard.round import Round
+from dashboard.rounds import Rounds
 
 
 def validators(rounds: Rounds, number: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dashboard.rounds import Round
+    from dashboard.round import Round
 
 DECLARED, NO_STATE, NOBODY = "declared", "no_state", "nobody"
 """Reasons visible in final states (node/observe/history.py): the owner has declared the round void; no model, or no

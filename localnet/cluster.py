@@ -1,5 +1,6 @@
 """A complete cluster on this machine: SeaweedFS, members as separate processes, and kill -9 now and then."""
 
+import json
 import os
 import random
 import time
@@ -11,7 +12,7 @@ from localnet.infrastructure import wait_for
 from localnet.processes import Processes
 from localnet.store import read_ready
 from localnet.training_text import text_data
-from node.cluster.bootstrap import open_shared
+from node.cluster.bootstrap import open_shared, require_group
 from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import Ledger
 from node.telemetry.events import read_events
@@ -54,11 +55,13 @@ def play(
     finally:
         processes.stop()
     result = _result(folder, names, done, len(killed))
+    (folder / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     say(
         f"{result['rounds']} rounds, replicas {'identical' if result['identical'] else 'NOT IDENTICAL'}, loss "
         f"{result['loss_first']:.2f} -> {result['loss_last']:.2f}, {result['kills']} kills, "
         f"{result['repeated_steps']} steps repeated by the surviving members"
     )
+    say(f"page   murmur dashboard {folder}")
     return result
 
 
@@ -91,6 +94,7 @@ def _set_up(
     theta = make_theta(folder / "theta", drafted, seed, data)
     spec = put_up(folder, bucket, drafted, data_from, data, theta)
     token = make_token(spec, where)
+    require_group(bucket, spec.digest, Group(token.secret))
     path = folder / "token"
     path.touch(mode=0o600)
     path.write_text(token.encode())

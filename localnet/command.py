@@ -5,15 +5,12 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from localnet.fault_kinds import FAULTS
+from localnet.page import open_page
 from localnet.plan import PRESETS, TINY, Link, Plan
 from protocol.errors import ConfigError, MurmurError
 from storage.folder import new_folder
-
-if TYPE_CHECKING:
-    from dashboard.server import Page
 
 CHAOS_ROUNDS = 8
 """The fewest rounds in which a fault can be injected and its recovery seen."""
@@ -80,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     folder = new_folder(options.folder)
     stop = Stop()
-    page = _open_page(folder, options.port, options.host)  # before the imports below, which take seconds
+    page = open_page(folder, options.port, options.host)  # before the imports below, which take seconds
     from localnet.session import STOPPED, play
 
     if page is not None:
@@ -152,19 +149,6 @@ def _check(options: argparse.Namespace) -> None:
             f"--ranks {','.join(map(str, options.ranks))}: expected at most one number, 1 to 8, for each of the "
             f"{options.miners} honest miners"
         )
-
-
-def _open_page(folder: Path, port: int, host: str) -> "Page | None":
-    """Return the run's page, not started yet. None where its two packages are not installed. Raises ConfigError for a
-    port that is taken, or an address that is not this machine's."""
-    try:
-        from dashboard.folder import Folder
-        from dashboard.server import Page
-    except ModuleNotFoundError:
-        return None
-    page = Page(Folder(folder), port, host)
-    sys.stderr.write(f"the page of this run is at {page.url}\n")
-    return page
 
 
 def _counts(text: str) -> tuple[int, ...]:

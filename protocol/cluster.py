@@ -46,6 +46,7 @@ all but the optimizer may change (protocol/run.py)."""
 
 T = TypeVar("T", bound=Table)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Loss = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class ClusterTable(Table):
@@ -177,7 +178,8 @@ class Claim(Table):
     """A member's statement that its sealed update of a round is complete in its part of the bucket. theta, previous:
     the state that it was trained from, and the link of the record before. envelope: the digest that pins the sealed
     object. key: the wrapped key that opens it. steps: inner steps done, in `seconds`. sending: seconds from the last of
-    them to the claim, in its last round."""
+    them to the claim, in its last round. loss: mean over these steps, nats a token, as the member says; None if it was
+    not finite. No decision reads it: it is for people."""
 
     theta: HexDigest
     previous: HexDigest
@@ -186,6 +188,7 @@ class Claim(Table):
     steps: Positive
     seconds: Seconds
     sending: Seconds = 0.0
+    loss: Loss | None = None
 
 
 class Contribution(Claim):

@@ -139,7 +139,8 @@ class Work:
             beside(add, sealing.sections, open_threads(state.first), self.time)
             sealing.finish()
         with state.timeline.begin("save"):
-            saved = SealedRound(round, state.store.write(sealing.object), sealing.key, self.steps, self.seconds)
+            object, loss = state.store.write(sealing.object), self.claims.get("loss")
+            saved = SealedRound(round, object, sealing.key, self.steps, self.seconds, loss=loss)
             state.save_sealed(saved)
         if self._ahead is not None:
             self._ahead.object = saved.object

@@ -236,6 +236,7 @@ class Member:
             steps=sealed.steps,
             seconds=round_seconds(sealed.seconds),
             sending=round_seconds(self.sending),
+            loss=sealed.loss,
         )
         self.ledger.claim(round, claim)
         if self._trained_at is not None:

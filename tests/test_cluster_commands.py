@@ -1,11 +1,13 @@
 """The commands of docs/cluster.md, in their order, as somebody types them: on one machine, with SeaweedFS and a tiny
 model for the bucket and the model that they name."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +77,20 @@ class Machine:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def look_at_page(self, command: Command) -> None:
+        """Open the page as the command serves it, and end it."""
+        words = [*self.words(command), "--port", "0"]
+        page = subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert page.stdout is not None
+            url = page.stdout.readline().split()[4]
+            with urllib.request.urlopen(f"{url}api/rounds", timeout=SECONDS) as answer:
+                told = json.load(answer)
+            assert (told["run"], told["cluster"]["closed"]) == ("my-run", False)
+        finally:
+            page.terminate()
+            page.wait(SECONDS)
+
     def start_member(self, command: Command) -> None:
         self.member = subprocess.Popen(
             self.words(command), cwd=self.folder, env=self.environment, stderr=subprocess.PIPE, text=True
@@ -138,6 +154,9 @@ def test_the_commands_of_a_cluster_run_in_their_order(machine: Machine) -> None:
         if command == starts:
             machine.start_member(command)
             machine.until(2)
+            continue
+        if command.words[1] == "dashboard":
+            machine.look_at_page(command)
             continue
         if action == "rotate":  # as if the key were another one
             path, good = machine.folder / "my-run.token", machine.token

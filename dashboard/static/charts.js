@@ -116,7 +116,7 @@ export class Plot {
         x: { time: false, range: (self, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
         y: log ? { distr: 3, range: (self, low, high) => [low * 0.95, high * 1.05] } : { range: (self, low, high) => range(low, high, this.zero) },
       },
-      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: this.powers || this.form !== shown ? 58 : 46, ...this.ticks(log) }],
+      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: this.powers || this.form !== shown ? 58 : 52, ...this.ticks(log) }],
       series: [{}, ...lines.map((line) => ({
         stroke: colourOf(line.colour), width: 2, dash: line.dashed ? [5, 4] : undefined, alpha: line.faint ? 0.75 : 1,
         points: { show: line.points ?? points, size: line.points ? 9 : 5, fill: line.faint ? colourOf("--card") : undefined },

@@ -1,7 +1,8 @@
 // What the server tells, kept and shown. Everything that peers may have written becomes text, never markup.
 import { Matrix, STATES, stateOf } from "./matrix.js";
 import { Plot, series, view, zoom } from "./charts.js";
-import { begin, drawPeers, order } from "./peers.js";
+import { CELLS, COLUMNS, OUTCOMES, drawAmendments, drawNumbers, seconds, takeMembers } from "./members.js";
+import { begin, drawPeers, order, use } from "./peers.js";
 import { drawRound, explain, explainAgain, repaintPhases, voidText } from "./round.js";
 import { $, SETTLED, byName, bytes, called, codeOf, codes, keyEntry, named, paragraph, payOf, percent, short, span, store, tableOf, take, times } from "./store.js";
 
@@ -9,6 +10,7 @@ const POLL_MS = 2000;
 const PAID_LINES = 8;
 const TASK_LINES = 8;
 let chosen = null; // the peer whose pay is shown beside the best paid
+let lossOf = null; // the member whose rounds are shown, and its loss by round
 
 const matrix = new Matrix($("matrix"), {
   count: () => [store.order.length, store.columns.length],
@@ -19,13 +21,14 @@ const matrix = new Matrix($("matrix"), {
   opened: (row, column) => {
     chosen = store.order[row];
     explain(chosen, store.columns[column]);
-    pay(store.rounds.map((one) => one.round));
+    if (!store.facts.cluster) pay(store.rounds.map((one) => one.round));
   },
 });
 const plots = {
   loss: new Plot($("plot-loss"), $("key-loss"), { views: true }),
   peers: new Plot($("plot-peers"), $("key-peers"), { zero: true, whole: true }),
   pay: new Plot($("plot-pay"), $("key-pay"), { zero: true }),
+  busy: new Plot($("plot-busy"), $("key-busy")),
   bytes: new Plot($("plot-bytes"), $("key-bytes"), { zero: true, form: bytes }),
   seconds: new Plot($("plot-seconds"), $("key-seconds"), { zero: true }),
   tasks: new Plot($("plot-tasks"), $("key-tasks"), { alone: true }),
@@ -70,27 +73,83 @@ function show(changed) {
   const { facts, rounds } = store;
   document.title = `Murmuration ${facts.run ?? ""}`;
   $("run").textContent = facts.run ?? "";
+  const moved = ofWhat();
   $("health").dataset.state = facts.state;
   if ($("sentence").textContent !== facts.sentence) $("sentence").textContent = facts.sentence;
   rate(facts.schedule);
+  if (facts.cluster) {
+    drawNumbers();
+    drawAmendments();
+  }
+  if (moved && !changed) arrange();
   if (!changed) return;
-  numbers();
+  if (!facts.cluster) numbers();
   store.columns = rounds.filter((round) => round.told || round.void !== null);
   arrange();
   const at = rounds.map((round) => round.round);
   const tested = rounds.filter((round) => round.tested !== null);
-  plots.loss.show(at, [
-    series("held out, after the round", "--s1", rounds.map((r) => r.loss)),
-    series("in training", "--s2", rounds.map((r) => r.train_loss), { dashed: true }),
-    ...(tested.length ? [series("held out, of checkpoints evaluated", "--s3", rounds.map((r) => r.tested?.loss ?? null), { points: true })] : []),
-  ]);
+  loss(at, tested);
   tasks(tested);
-  plots.peers.show(at, [series("active", "--s1", rounds.map((r) => r.active), { dashed: true }), series("contributing", "--contributing", rounds.map((r) => (r.void === null ? null : r.contributing.length)))]);
-  plots.seconds.show(at, ["compute", "upload", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
-  pay(at);
+  const decided = (r, count) => (r.void === null ? null : count);
+  plots.peers.show(at, [series(facts.cluster ? "claimed" : "active", "--s1", rounds.map((r) => (facts.cluster ? decided(r, r.active) : r.active)), { dashed: true }), series("contributing", "--contributing", rounds.map((r) => decided(r, r.contributing.length)))]);
+  phases(at);
+  if (facts.cluster) busy(at);
+  else pay(at);
   sent(at);
   drawRound();
   if (peerShown !== null) byAddress();
+}
+
+
+// A network on a chain, or a cluster: what the other one has is hidden. Returns whether members have changed.
+let membersShown = "";
+function ofWhat() {
+  const { cluster } = store.facts;
+  const kind = cluster ? "cluster" : "network";
+  if (document.body.dataset.kind !== kind) {
+    document.body.dataset.kind = kind;
+    for (const part of document.querySelectorAll("[data-of]")) part.hidden = part.dataset.of !== kind;
+    if (cluster) {
+      for (const [state, text] of Object.entries(CELLS)) STATES[state].text = text;
+      use(COLUMNS, "member");
+    }
+    keyOfMatrix();
+  }
+  if (!cluster) return false;
+  takeMembers();
+  const now = JSON.stringify(cluster.members);
+  const moved = now !== membersShown;
+  membersShown = now;
+  return moved;
+}
+
+function loss(at, tested) {
+  const { rounds } = store;
+  const checkpoints = tested.length ? [series("held out, of checkpoints evaluated", "--s3", rounds.map((r) => r.tested?.loss ?? null), { points: true })] : [];
+  if (!store.facts.cluster) return plots.loss.show(at, [series("held out, after the round", "--s1", rounds.map((r) => r.loss)), series("in training", "--s2", rounds.map((r) => r.train_loss), { dashed: true }), ...checkpoints]);
+  const end = (i) => rounds.map((r) => r.loss_range?.[i] ?? null);
+  const own = lossOf ? [series(lossOf.name, "--s4", rounds.map((r) => lossOf.losses.get(r.round) ?? null))] : [];
+  plots.loss.show(at, [
+    series("in training, median of the members", "--s1", rounds.map((r) => r.train_loss)),
+    series("lowest and highest member", "--s2", end(0), { dashed: true, faint: true }), series(null, "--s2", end(1), { dashed: true, faint: true }),
+    ...own, ...checkpoints,
+  ]);
+}
+
+function phases(at) {
+  const { rounds, facts } = store;
+  const lines = ["compute", "upload", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase])));
+  if (facts.cluster) lines.push(series("whole round", "--s5", rounds.map((r) => r.length), { dashed: true }));
+  const known = ({ values }) => values.some((value) => value !== null);
+  plots.seconds.show(at, facts.cluster ? lines.filter(known) : lines);
+}
+
+function busy(at) {
+  const of = (share) => (typeof share === "number" ? 100 * share : null);
+  plots.busy.show(at, [
+    series("median of the members", "--s1", store.rounds.map((r) => of(r.computed))),
+    series("the least", "--s2", store.rounds.map((r) => of(r.computed_range?.[0])), { dashed: true }),
+  ]);
 }
 
 // The peers, filtered and in order, in the table and in the matrix.
@@ -111,7 +170,7 @@ function sent(at) {
   const own = store.rounds.some((round) => round.sent_bytes !== null);
   const each = store.rounds.map((round) => (own ? round.sent_bytes : size && round.active !== null ? size * round.active : null));
   const all = each.reduce((sum, count) => sum + (count ?? 0), 0);
-  plots.bytes.show(at, [series(own ? "submissions" : "submissions, by commitments", "--s1", each)]);
+  plots.bytes.show(at, [series(store.facts.cluster ? "updates" : own ? "submissions" : "submissions, by commitments", "--s1", each)]);
   const whole = size && model ? `; the same as fp32 models would be ${bytes((all / size) * model)}` : "";
   $("bytes-note").textContent = all ? `${bytes(all)} in all${whole}` : "";
 }
@@ -194,7 +253,8 @@ function numbers() {
 }
 
 function keyOfMatrix() {
-  const list = Object.entries(STATES).filter(([state]) => state !== "unknown").map(([state, { text }]) => keyEntry(text, `var(--${state})`, "li"));
+  const shown = ([state]) => (store.facts.cluster ? Object.hasOwn(CELLS, state) : state !== "unknown");
+  const list = Object.entries(STATES).filter(shown).map(([state, { text }]) => keyEntry(text, `var(--${state})`, "li"));
   $("key-matrix").replaceChildren(...list);
 }
 
@@ -235,7 +295,10 @@ async function byAddress() {
   view.set((asked.get("loss") ?? "").split(","));
   const peer = asked.get("peer");
   $("peer").hidden = peer === null;
-  if (peer === null) return void (peerShown = null);
+  if (peer === null) {
+    peerShown = null;
+    return draw(null);
+  }
   const body = $("peer-body");
   try {
     const answer = await fetch(`api/peers/${encodeURIComponent(peer)}`);
@@ -243,6 +306,7 @@ async function byAddress() {
     if (!answer.ok) throw new Error(told.error ?? `status ${answer.status}`);
     $("h-peer").textContent = `${told.name ?? named(told.hotkey)}: ${told.rounds.length} rounds`;
     $("peer-json").href = `api/peers/${encodeURIComponent(told.hotkey)}`;
+    if (store.facts.cluster) return memberRounds(told, peer);
     const paid = told.rounds.reduce((sum, round) => sum + (round.pay ?? 0), 0);
     const counted = told.rounds.filter((round) => round.outcome === "contributing" && !round.void).length;
     const table = tableOf(["Round", "Outcome", "Pay", "Evaluations"], told.rounds.toReversed().map((round) => [
@@ -257,6 +321,24 @@ async function byAddress() {
   }
   if (peerShown !== peer) $("peer").scrollIntoView({ block: "nearest" });
   peerShown = peer;
+}
+
+// A member of a cluster: all its rounds, and its own line in the chart of the loss.
+function memberRounds(told, peer) {
+  const dash = (value, form = String) => (value === null ? "–" : form(value));
+  const table = tableOf(["Round", "Update", "Loss", "Steps", "Trained", "Sent in"], told.rounds.toReversed().map((round) => [
+    String(round.round), OUTCOMES[round.outcome] ?? round.outcome, dash(round.loss, (n) => n.toFixed(3)), dash(round.steps), dash(round.seconds, seconds), dash(round.sending, seconds),
+  ]));
+  const count = told.rounds.filter((round) => round.outcome === "contributing").length;
+  $("peer-body").replaceChildren(paragraph(`${told.hotkey}: contributed to ${count} rounds`), table);
+  if (peerShown !== peer) $("peer").scrollIntoView({ block: "nearest" });
+  peerShown = peer;
+  draw({ name: told.name ?? named(told.hotkey), losses: new Map(told.rounds.map((round) => [round.round, round.loss])) });
+}
+function draw(member) {
+  const before = lossOf;
+  lossOf = member;
+  if (store.facts.cluster && (before || member)) loss(store.rounds.map((round) => round.round), store.rounds.filter((round) => round.tested !== null));
 }
 addEventListener("hashchange", byAddress);
 function address(name, value) {
@@ -279,7 +361,6 @@ addEventListener("resize", () => {
   requestAnimationFrame(() => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.fit(); });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.again(); });
-keyOfMatrix();
 begin(arrange);
 byAddress();
 ask();

@@ -2,7 +2,7 @@
 import { STATES, stateOf } from "./matrix.js";
 import { $, SETTLED, byName, called, codeOf, element, payOf, percent, store } from "./store.js";
 
-const COLUMNS = [
+const OF_NETWORK = [
   { title: "Peer", value: (peer) => called(peer) },
   { title: "Now", value: (peer) => outcome(peer) },
   { title: "Contributed", value: (peer) => total(peer).contributed, text: (n, peer) => `${n} of ${total(peer).told}`, down: true },
@@ -10,6 +10,8 @@ const COLUMNS = [
   { title: "Pay in all", value: (peer) => total(peer).pay, text: (sum) => sum.toFixed(2), down: true },
   { title: "Evaluations", value: evaluations, text: (n) => (n >= SETTLED ? `${SETTLED} or more` : `${n}: learning`), down: true },
 ];
+let columns = OF_NETWORK;
+let kind = "peer";
 const sort = { column: 0, down: false };
 const rows = new Map(); // peer -> its row
 let [told, paid] = [null, null]; // the last rounds that tell of peers, and of settled pay
@@ -35,10 +37,10 @@ export function order() {
   told = store.rounds.findLast((round) => round.told && round.void !== null) ?? store.rounds.findLast((round) => round.told) ?? null;
   paid = store.rounds.findLast((round) => round.paid && !round.void) ?? null;
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const { value } = COLUMNS[sort.column];
+  const { value } = columns[sort.column];
   const by = store.peers.map((hotkey, peer) => ({ peer, name: called(peer), value: value(peer) }));
   const found = by.filter(({ peer, name }) => {
-    const text = words.length ? `${name} ${store.peers[peer]} ${outcome(peer) ?? ""}`.toLowerCase() : "";
+    const text = words.length ? `${name} ${store.peers[peer]} ${columns[1].value(peer) ?? ""}`.toLowerCase() : "";
     return words.every((word) => text.includes(word));
   });
   const way = sort.down ? -1 : 1;
@@ -61,7 +63,7 @@ export function drawPeers() {
   if ($("filtered").textContent !== count) $("filtered").textContent = count;
 }
 
-const words = (found, all) => (found === all ? `${all} peer${all === 1 ? "" : "s"}` : found ? `${found} of ${all} peers` : `none of ${all} peers`);
+const words = (found, all) => (found === all ? `${all} ${kind}${all === 1 ? "" : "s"}` : `${found || "none"} of ${all} ${kind}s`);
 
 const linkOf = (row) => row.cells[0].firstChild;
 
@@ -81,22 +83,24 @@ function rowOf(peer) {
     const row = document.createElement("tr");
     const name = element("th", "", { scope: "row" });
     name.append(element("a", "", { href: `#peer=${store.peers[peer]}` }));
-    row.append(name, ...COLUMNS.slice(1).map(() => document.createElement("td")));
+    row.append(name, ...columns.slice(1).map(() => document.createElement("td")));
     rows.set(peer, row);
   }
   const row = rows.get(peer);
-  COLUMNS.forEach(({ value, text = String }, i) => {
+  columns.forEach(({ value, text = String, mark }, i) => {
     const own = value(peer);
     const cell = i ? row.cells[i] : linkOf(row);
     const shown = own === null ? "–" : text(own, peer);
     if (cell.textContent !== shown) cell.textContent = shown;
+    if (mark) cell.dataset.mark = mark(peer);
   });
   return row;
 }
 
 function headings() {
   const head = $("peers").tHead.rows[0];
-  COLUMNS.forEach(({ title, down = false }, i) => {
+  head.replaceChildren();
+  columns.forEach(({ title, down = false }, i) => {
     const button = element("button", title, { type: "button" });
     button.addEventListener("click", () => {
       sort.down = sort.column === i ? !sort.down : down;
@@ -113,6 +117,14 @@ function headings() {
 
 function marks() {
   [...$("peers").tHead.rows[0].cells].forEach((cell, i) => cell.setAttribute("aria-sort", i !== sort.column ? "none" : sort.down ? "descending" : "ascending"));
+}
+
+// Show these columns of peers that are called so.
+export function use(found, word) {
+  [columns, kind] = [found, word];
+  Object.assign(sort, { column: 0, down: false });
+  rows.clear();
+  headings();
 }
 
 // `again`: called when another order, or another filter, is asked for.

@@ -1,6 +1,7 @@
 // One round in full: what each validator says of a peer, the validators side by side, and the phases of all nodes.
 import { drawPhases } from "./charts.js";
 import { STATES, stateOf } from "./matrix.js";
+import { account as memberAccount, drawWork } from "./members.js";
 import { $, SETTLED, byName, codeOf, called, element, keyEntry, named, nodeName, paragraph, percent, store, tableOf, times } from "./store.js";
 
 async function detail(number) {
@@ -41,7 +42,8 @@ async function fill(peer, round) {
   try {
     const told = await detail(round.round);
     const said = told.peers[hotkey] ?? {};
-    blocks = Object.entries(said).map(([validator, row]) => account(nodeName(validator), row));
+    if (store.facts.cluster) blocks = [memberAccount(told.members.find((row) => row.member === hotkey))];
+    else blocks = Object.entries(said).map(([validator, row]) => account(nodeName(validator), row));
     for (const [validator, code] of Object.entries(told.unread)) blocks.push(paragraph(`${nodeName(validator)}: ${UNREAD[code] ?? code}`));
     if (!blocks.length) blocks.push(paragraph("No validator has reported on this hotkey in this round (yet)."));
   } catch (fault) {
@@ -129,6 +131,8 @@ function list(hotkeys) {
 
 // --- phases ------------------------------------------------------------------------------------------------------
 
+const PHASES_OF_NETWORK = "Of this round no node has said what it spent its time on. A network that is read from outside tells no more than seconds of training.";
+const PHASES_OF_CLUSTER = "A bucket does not tell what members spend the rest of their time on; their own events do.";
 let shown = null;
 export async function drawRound() {
   const told = store.rounds.filter((round) => round.void !== null);
@@ -144,11 +148,13 @@ export async function drawRound() {
     const found = await detail(number);
     if (Number(field.value) !== number) return; // another one was asked for meanwhile
     shown = { asked, ...found };
-    drawValidators(shown.validators);
-    $("phases-note").textContent = Object.keys(shown.phases).length ? "" : "Of this round no node has said what it spent its time on. A network that is read from outside tells no more than seconds of training.";
+    if (store.facts.cluster) drawWork(round, shown.members);
+    else drawValidators(shown.validators);
+    $("phases-note").textContent = Object.keys(shown.phases).length ? "" : store.facts.cluster ? PHASES_OF_CLUSTER : PHASES_OF_NETWORK;
   } catch (fault) {
     shown = null;
     $("validators").replaceChildren();
+    $("work").replaceChildren();
     $("phases-note").textContent = `Round ${field.value}: ${fault.message}.`;
   }
   repaintPhases();
@@ -158,7 +164,8 @@ export function repaintPhases() {
   if (shown === null) return;
   const any = Object.keys(shown.phases).length > 0;
   $("phases").hidden = !any;
-  $("phases-of").textContent = !any ? "" : "seconds since the first node began; the line is the deadline of commitments";
+  $("h-spans").hidden = $("key-phases").hidden = !any && Boolean(store.facts.cluster);
+  $("phases-of").textContent = !any ? "" : `seconds since the first node began${shown.deadline === null ? "" : "; the line is the deadline of commitments"}`;
   drawPhases($("phases").querySelector("canvas"), $("phases").clientWidth, shown, $("key-phases"), keyEntry);
 }
 

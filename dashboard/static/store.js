@@ -4,6 +4,7 @@ export const SETTLED = 10; // evaluations: gauntlet/account.py
 export const store = {
   version: 0, facts: {}, rounds: [], columns: [], byNumber: new Map(), peers: [], order: [],
   codes: ["", "contributing"], totals: [],
+  members: new Map(), here: new Set(), // of a cluster, by place: how each is now; and who has not left
 };
 
 export const $ = (id) => document.getElementById(id);
@@ -15,8 +16,20 @@ export const called = (peer) => named(store.peers[peer]);
 // Nodes of a run folder have names; of a network they are hotkeys.
 export const nodeName = (node) => (node.length > 40 ? named(node) : node);
 
-// How a peer fared in a round: "contributing", the reason why not, or "" where nobody tells.
-export const codeOf = (round, peer) => store.codes[round.cells[peer] ?? 0];
+// How a peer fared in a round: "contributing", the reason why not, or "" where nobody tells. Records name only who
+// contributed: a member of a cluster is absent from a round after its first one, until it is gone.
+export function codeOf(round, peer) {
+  const code = store.codes[round.cells[peer] ?? 0];
+  if (code || !store.facts.cluster) return code;
+  const { first, last } = store.totals[peer] ?? {};
+  return round.round > first && (round.round < last || store.here.has(peer)) ? "MISSING" : "";
+}
+// How many rounds there were since a member's first one, until it was gone.
+export function roundsOf(peer) {
+  const { first, last } = store.totals[peer] ?? {};
+  if (first === undefined) return 0;
+  return 1 - first + (store.here.has(peer) ? store.columns.at(-1)?.round ?? last : last);
+}
 export const codes = (round) => [...round.cells].filter(Boolean).map((code) => store.codes[code]);
 export const payOf = (round, peer) => round.pay[peer] ?? 0;
 
@@ -53,7 +66,11 @@ function count(round, by) {
   round.cells.forEach((code, peer) => {
     const total = (store.totals[peer] ??= { told: 0, contributed: 0, pay: 0 });
     if (code) total.told += by;
-    if (code === 1) total.contributed += by;
+    if (code === 1) {
+      total.contributed += by;
+      total.first = Math.min(total.first ?? Infinity, round.round);
+      total.last = Math.max(total.last ?? -1, round.round);
+    }
     if (!round.void) total.pay += by * round.pay[peer]; // what a void round computes is settled by a later one
   });
 }

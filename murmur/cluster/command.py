@@ -145,10 +145,18 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     from localnet.cluster import play
+    from localnet.page import open_page
     from storage.folder import new_folder
 
     folder, quiet = new_folder(options.folder), options.json
-    result = play(folder, options.members, options.kill, options.rounds, options.seed, options.spec, quiet=quiet)
+    page = None if quiet else open_page(folder)
+    if page is not None:
+        page.begin()
+    try:
+        result = play(folder, options.members, options.kill, options.rounds, options.seed, options.spec, quiet=quiet)
+    finally:
+        if page is not None:
+            page.close()
     if options.json:
         sys.stdout.write(json.dumps(result) + "\n")
     return 0 if result["identical"] and result["rounds"] >= options.rounds else 1

@@ -10,19 +10,18 @@ from typing import Any
 from murmur.run.amend import changes_of
 from murmur.run.questions import agreed_to, say
 from node.cluster.amendments import AmendedSpec
-from node.cluster.bootstrap import find_spec, open_shared, read_token, wrong_group
-from node.cluster.group_keys import Group, Token, parse_token
+from node.cluster.bootstrap import open_ledger, read_token
+from node.cluster.group_keys import parse_token
 from node.cluster.ledger import Ledger
 from owner.cluster import require_store
-from protocol.cluster import GROUP, Amendment, ClusterSpec, amended
+from protocol.cluster import Amendment, ClusterSpec, amended
 from protocol.errors import ConfigError
 from protocol.types import DIGEST_BYTES, PeerId
-from storage.realtime import REAL
 
 
 def drain(options: Namespace) -> int:
     """Ask one member to leave after its round."""
-    ledger, spec = opened(parse_token(read_token(options.token_file)))
+    ledger, spec = open_ledger(parse_token(read_token(options.token_file)))
     beats = ledger.beats()
     here = {member: beat for member, beat in beats.items() if beat.name == options.name and not beat.leaving}
     if not here:
@@ -41,7 +40,7 @@ def amend(options: Namespace) -> int:
     changes = changes_of(options.changes)
     if not changes:
         raise ConfigError("an amendment needs at least one --set TABLE.FIELD=VALUE, such as inner.peak_lr=1e-4")
-    ledger, spec = opened(parse_token(read_token(options.token_file)))
+    ledger, spec = open_ledger(parse_token(read_token(options.token_file)))
     before = standing(ledger, spec).spec
     amendment = _amendment(changes)
     after = amended(before, amendment)
@@ -56,7 +55,7 @@ def amend(options: Namespace) -> int:
 
 def close(options: Namespace) -> int:
     """Make the next record the last one."""
-    ledger, spec = opened(parse_token(read_token(options.token_file)))
+    ledger, spec = open_ledger(parse_token(read_token(options.token_file)))
     standing(ledger, spec)
     if not agreed_to(f"end {spec.name} for good? All members stop after the next record", yes=options.yes):
         say("nothing was written")
@@ -76,7 +75,7 @@ def rotate(options: Namespace, secret_key: str) -> int:
     token = old.model_copy(update={"access_key": options.access_key, "secret_key": secret_key})
     if token == old:
         raise ConfigError("the new key is the token's present key: create another key at the store first")
-    ledger, _ = opened(token)
+    ledger, _ = open_ledger(token)
     require_store(ledger.part(PeerId(secrets.token_bytes(DIGEST_BYTES))))  # it writes as well
     replace_token(path, token.encode())
     say(
@@ -88,15 +87,6 @@ def rotate(options: Namespace, secret_key: str) -> int:
         "token still works"
     )
     return 0
-
-
-def opened(token: Token) -> tuple[Ledger, ClusterSpec]:
-    """Open the run that the token leads to. Raises ConfigError, StorageError."""
-    bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
-    spec = find_spec(bucket, run)
-    if wrong_group(bucket, run, group):
-        raise ConfigError("the run in this bucket belongs to another group than this token: ask for the token again")
-    return Ledger(bucket, run, group, GROUP, REAL), spec
 
 
 def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:

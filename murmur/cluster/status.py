@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from node.cluster.amendments import AmendedSpec
@@ -32,11 +33,13 @@ def look(token_file: Path) -> dict[str, Any]:
         record = ledger.record(round)
         if record is not None:
             now = now.at(record.amendments)
+            losses = [update.loss for update in record.updates if update.loss is not None]
             records.append(
                 {
                     "round": round,
                     "members": [names.get(update.member, update.member[:8]) for update in record.updates],
                     "steps": sum(update.steps for update in record.updates),
+                    "loss": median(losses) if losses else None,
                     "theta": record.theta,
                     "by": names.get(record.by, record.by[:8]),
                 }
@@ -72,7 +75,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         state = member["phase"] if member["alive"] or member["phase"] == "gone" else "silent"
         yield f"  {member['name']:<16} {state:<6} round {member['round']}, step {member['step']} of {found['steps']}"
     for record in found["records"]:
+        loss = f" at loss {record['loss']:.3f}" if record["loss"] is not None else ""
         yield (
-            f"round {record['round']}: {len(record['members'])} contributed, {record['steps']} steps, closed by "
+            f"round {record['round']}: {len(record['members'])} contributed, {record['steps']} steps{loss}, closed by "
             f"{record['by']}: {', '.join(record['members'])}"
         )

@@ -21,8 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="run folder of a local network, or a network (finney, test or a ws(s):// URL) with --netuid and --owner",
+        help="run folder of a local network or of a cluster's demo, or a network (finney, test or a ws(s):// URL) with "
+        "--netuid and --owner",
     )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a cluster's token, instead of RUN")
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="port on this machine, 0 for any free one (default %(default)s)"
     )
@@ -56,8 +58,14 @@ def run(options: argparse.Namespace) -> int:
 def _source(options: argparse.Namespace) -> "Source":
     from dashboard.folder import Folder
 
+    if options.token_file is not None:
+        if any(getattr(options, name) is not None for name in ("run", *peer_options.NAMES)):
+            raise ConfigError("leave out RUN and the other flags: a token already says which cluster it is")
+        return _cluster(options.token_file)
     if options.run is not None and _is_path(options.run):
         folder = Path(options.run)
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file: a cluster's token goes behind --token-file")
         if not (folder / "nodes").is_dir():
             raise ConfigError(f"{folder} is not the run folder of a local network: it has no nodes/")
         if any(getattr(options, name) is not None for name in peer_options.NAMES):
@@ -65,6 +73,23 @@ def _source(options: argparse.Namespace) -> "Source":
         sys.stderr.write(f"reading {folder}\n")
         return Folder(folder)
     return _network(options)
+
+
+def _cluster(token_file: Path) -> "Source":
+    from murmur.dashboard.cluster import Cluster
+    from node.cluster.bootstrap import open_ledger, read_token
+    from node.cluster.group_keys import parse_token
+    from node.program import process
+    from protocol.errors import StorageError
+
+    process.log_to_stderr("WARNING")
+    token = parse_token(read_token(token_file))
+    secrets = token.access_key, token.secret_key, token.secret
+    sys.stderr.write(f"reading the cluster {token.run[:16]}\n")
+    source = Cluster(lambda: open_ledger(token), secrets)
+    with suppress(StorageError):  # shown on the page, and tried again
+        source.open()
+    return source.follow()
 
 
 def _is_path(text: str) -> bool:

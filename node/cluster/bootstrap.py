@@ -8,14 +8,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from node.cluster.group_keys import Group, Token
-from node.cluster.ledger import CALL_SECONDS
+from node.cluster.ledger import CALL_SECONDS, Ledger
 from node.config.settings import ClusterConfig
 from node.sync.amendments import fetch_blob
 from node.sync.run_discovery import SPEC_MAX_BYTES
 from protocol import keys
-from protocol.cluster import ClusterSpec, digest_of, parse_cluster
+from protocol.cluster import GROUP, ClusterSpec, digest_of, parse_cluster
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from protocol.types import DIGEST_BYTES, Digest, PeerId
+from storage.realtime import REAL
 from storage.resume import download_to
 from storage.s3 import RangedBucket, open_bucket
 from training.remote_files import File, Part
@@ -73,6 +74,16 @@ def wrong_group(bucket: RangedBucket, run: Digest, group: Group) -> bool:
     except (ObjectMissing, ObjectTooLarge):
         return True
     return mark != group.mark
+
+
+def open_ledger(token: Token) -> tuple[Ledger, ClusterSpec]:
+    """Open the run that the token leads to, without being one of its members: its documents, and its first spec. Writes
+    nothing. Raises ConfigError, StorageError."""
+    bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
+    spec = find_spec(bucket, run)
+    if wrong_group(bucket, run, group):
+        raise ConfigError("the run in this bucket belongs to another group than this token: ask for the token again")
+    return Ledger(bucket, run, group, GROUP, REAL), spec
 
 
 def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, home: Path) -> Shards:

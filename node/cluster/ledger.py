@@ -55,6 +55,10 @@ _ROUND_DIGITS = 8
 T = TypeVar("T")
 
 
+class UnreadableRecord(StorageError):
+    """The object in a record's place is no record of this group."""
+
+
 class Ledger:
     """One member's view of its cluster's documents. Thread-safe; each call raises StorageError."""
 
@@ -113,16 +117,16 @@ class Ledger:
     # --- records -----------------------------------------------------------------------------------------------
 
     def record(self, round: int) -> Record | None:
-        """Return the round's record; None while the round is open. Raises StorageError also for an object that is no
-        record of this group: then no member can close the round."""
+        """Return the round's record; None while the round is open. Raises StorageError; UnreadableRecord for an object
+        that is no record of this group: then no member can close the round."""
         key = keys.record(self.run, round)
         try:
             data = self.bucket.get(key, max_bytes=CREATE_BYTES, timeout_seconds=CALL_SECONDS)
             return parse_record(data, self.run, round, self.group.verify)
         except ObjectMissing:
             return None
-        except InvalidMessage as fault:
-            raise StorageError(
+        except (InvalidMessage, ObjectTooLarge) as fault:
+            raise UnreadableRecord(
                 f"the record of round {round} ({key}) was not written by this group ({fault}): the token "
                 "belongs to another group, the release differs, or the store has damaged it"
             ) from None
@@ -142,6 +146,12 @@ class Ledger:
             middle = (low + high) // 2
             low, high = (middle, high) if ended(middle - 1) else (low, middle)
         return low
+
+    def closed_at(self, round: int) -> float | None:
+        """Return when the round's record was written, in Unix seconds of the store's clock; None without a record. It
+        is for people."""
+        facts = self.bucket.head(keys.record(self.run, round), timeout_seconds=CALL_SECONDS)
+        return facts.modified if facts is not None else None
 
     def create(self, round: int, record: Record) -> bool:
         """Close the round with this record, unless it is closed already. Return whether this is its record now."""
@@ -190,8 +200,20 @@ class Ledger:
 
     def claims(self, round: int) -> dict[PeerId, Claim]:
         """Return all claims of the round. Each is read once: only its training time may change."""
-        prefix = keys.claims(self.run, round)
         known = {member: claim for (of, member), claim in self._claims.items() if of == round}
+        listed = self.claimants(round)
+        new = self.claims_of(round, [member for member in listed if member not in known])
+        found = {member: known[member] for member in listed if member in known} | new
+        self._claims = {(round, member): claim for member, claim in found.items()}
+        return found
+
+    def claimants(self, round: int) -> list[PeerId]:
+        """Return the members that have claimed in the round, as far as their claims are not deleted yet."""
+        return self._listed(keys.claims(self.run, round))
+
+    def claims_of(self, round: int, members: list[PeerId]) -> dict[PeerId, Claim]:
+        """Return these members' claims of the round."""
+        prefix = keys.claims(self.run, round)
 
         def read(member: PeerId) -> Claim | None:
             return self._read(
@@ -200,11 +222,7 @@ class Ledger:
                 lambda data: parse_claim(data, self.run, round, member, self.group.verify),
             )
 
-        listed = self._listed(prefix)
-        new = self._beside(read, [member for member in listed if member not in known])
-        found = {member: known[member] for member in listed if member in known} | new
-        self._claims = {(round, member): claim for member, claim in found.items()}
-        return found
+        return self._beside(read, members)
 
     def claimed(self, round: int) -> bool:
         """Whether we have claimed in the round."""

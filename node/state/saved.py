@@ -17,7 +17,8 @@ ADVICE = "the next start sets it aside and catches up"
 @dataclass(frozen=True, slots=True)
 class SealedRound:
     """A submission that was sealed: `object` is the file with envelope and ciphertext, `key` opens it. `steps`: the
-    inner steps in it, done in `seconds`. `returned`: its round is over without it, the error feedback has it again."""
+    inner steps in it, done in `seconds` at the mean `loss` (None: not finite). `returned`: its round is over without
+    it, the error feedback has it again."""
 
     round: int
     object: Digest
@@ -25,6 +26,7 @@ class SealedRound:
     steps: int = 0
     seconds: float = 0.0
     returned: bool = False
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,8 @@ def encode(saved: Saved) -> str:
 
 
 def _encode_sealed(sealed: SealedRound) -> list[object]:
-    return [sealed.round, sealed.object.hex(), sealed.key.hex(), sealed.steps, sealed.seconds, sealed.returned]
+    facts = sealed.steps, sealed.seconds, sealed.returned, sealed.loss
+    return [sealed.round, sealed.object.hex(), sealed.key.hex(), *facts]
 
 
 def _decode_sealed(row: list[Any]) -> SealedRound:

@@ -11,7 +11,8 @@ from dashboard import tail as tails
 from dashboard.evaluations import in_folder
 from dashboard.folder import Folder
 from dashboard.health import health
-from dashboard.rounds import NOT_AGREED, Round, Rounds
+from dashboard.round import NOT_AGREED, Round
+from dashboard.rounds import Rounds
 from dashboard.tail import Tail
 from tests.dashboard import synthetic
 from tests.dashboard.synthetic import key
@@ -60,7 +61,7 @@ def test_every_line_is_parsed_once_and_every_round_told_once_for_each_change(
     parsed, told_of = [], []
     event, body = folders._event, Round.body
     monkeypatch.setattr(folders, "_event", lambda line: parsed.append(line) or event(line))
-    monkeypatch.setattr(Round, "body", lambda self, miners: told_of.append(self.number) or body(self, miners))
+    monkeypatch.setattr(Round, "body", lambda self, peers: told_of.append(self.number) or body(self, peers))
     folder = Folder(tmp_path)
     for _ in range(3):
         folder.read()

@@ -6,14 +6,18 @@ import re
 import stat
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dashboard.server import Watched
 from localnet.store import StoreReady, read_ready
 from localnet.training_text import text_data
 from murmur.command import main
+from murmur.dashboard.command import _cluster
 from node.cluster.bootstrap import Group, find_spec, open_shared, require_group
 from node.cluster.group_keys import parse_token
 from node.cluster.heartbeat import Heartbeat
@@ -21,6 +25,7 @@ from node.cluster.ledger import Ledger
 from protocol.errors import ConfigError
 from protocol.types import PeerId
 from storage.realtime import REAL
+from tests.dashboard.synthetic_cluster import spec
 from tests.storage.conftest import served
 
 SECRET = "MURMUR_BUCKET__SECRET_KEY"
@@ -93,6 +98,20 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
     assert "0 members alive" in capsys.readouterr().out
 
+    watched = Watched(_cluster(Path("ours.token")))
+    try:
+        end = time.monotonic() + 60
+        while not (told := json.loads(watched.answer(0)))["cluster"]["members"]:
+            assert time.monotonic() < end, told
+            time.sleep(0.05)
+            watched.read()
+        assert (told["run"], told["rounds"]) == ("ours", [])
+        assert [(member["name"], member["state"]) for member in told["cluster"]["members"]] == [("lab-a", "left")]
+        shown = watched.answer(0).decode() + watched.short(0, 0).decode() + capsys.readouterr().err
+        assert not [part for part in (token.access_key, token.secret_key, token.secret) if part in shown]
+    finally:
+        watched.close()
+
     assert main([*words, "--local"]) == 2
     assert "exists already" in capsys.readouterr().err
     monkeypatch.delenv(SECRET)
@@ -118,6 +137,23 @@ def test_a_member_without_its_token_is_told_what_to_do(tmp_path: Path) -> None:
     done = member("--token-file", str(tmp_path / "half"), "--name", "lab-a")
     assert done.returncode == 2
     assert "murmur cluster invite" in done.stderr
+
+
+def test_the_demo_has_a_page_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def play(folder: Path, *words: object, quiet: bool) -> dict[str, object]:
+        url = capsys.readouterr().err.split()[-1]
+        (folder / "spec.json").write_bytes(spec().to_bytes())
+        with urllib.request.urlopen(f"{url}api/rounds", timeout=60) as answer:
+            told.append(json.load(answer)["sentence"])
+        return {"identical": True, "rounds": 12}
+
+    monkeypatch.setattr("localnet.cluster.play", play)
+    assert main(["cluster", "demo", "--folder", str(tmp_path / "run")]) == 0
+    assert told[0].startswith("Starting") or told[0] == "Round 0 is being played."
 
 
 @pytest.mark.slow

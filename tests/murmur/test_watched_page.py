@@ -14,7 +14,7 @@ from dashboard.server import Page, Watched
 from murmur import network
 from murmur.command import main
 from murmur.dashboard import command as dashboard
-from murmur.dashboard import watcher
+from murmur.dashboard import follower, watcher
 from murmur.dashboard.watcher import Network
 from node.config.settings import NetworkConfig
 from node.observe.reader import AsOf, open_run
@@ -33,7 +33,7 @@ ROUNDS = (0, 1, 2)
 
 @pytest.fixture
 def watched(played: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(watcher, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(follower, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(watcher, "SHORTEST_LOOK_SECONDS", 0.05)
     found = Watched(Network("ws://here", lambda: opened(played)).follow())
     yield found
@@ -66,7 +66,7 @@ def test_a_chain_that_does_not_answer_is_said_on_the_page_until_it_does(played: 
 def test_a_chain_that_is_dead_from_the_start_is_waited_for(
     played: FakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(follower, "RETRY_SECONDS", 0.05)
     dead = [True]
 
     def find() -> network.Opened:
@@ -104,12 +104,18 @@ def test_before_the_first_round_it_says_when_that_begins(played: FakeNetwork) ->
         (["{}", "--netuid", "3"], "leave out the other flags"),
         (["{}/nothing"], "is not the run folder"),
         (["ws://127.0.0.1:9", "--netuid", "x", "--owner", "5"], "netuid"),
+        (["--token-file", "{}/none"], "cannot read the token file"),
+        (["--token-file", "{}/token"], "murmur cluster invite"),
+        (["{}", "--token-file", "{}/token"], "leave out RUN and the other flags"),
+        (["--netuid", "3", "--token-file", "{}/token"], "leave out RUN and the other flags"),
+        (["{}/token"], "goes behind --token-file"),
     ],
 )
 def test_what_is_meant_is_a_folder_or_a_network(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "nodes").mkdir()
+    (tmp_path / "token").write_text("murmur1.half")
     assert main(["dashboard", *(word.format(tmp_path) for word in words), "--port", "0"]) == 2
     assert told in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import pytest
 from dashboard.folder import Folder
 from dashboard.health import health
 from dashboard.validators import validators
-from murmur.dashboard import watcher
+from murmur.dashboard import follower, watcher
 from murmur.dashboard.watcher import NOT_KEPT, Network
 from node.chain.agreement import Agreement
 from node.fetch.reports import Unread
@@ -33,7 +33,7 @@ COMPARED = ("contributing", "void", "decided", "rejected", "standing", "active",
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many events as a test reads at once, without a second thread."""
-    monkeypatch.setattr(watcher, "QUEUED", 0)
+    monkeypatch.setattr(follower, "QUEUED", 0)
 
 
 def by_its_nodes(played: FakeNetwork) -> dict[int, dict[str, Any]]:

@@ -46,7 +46,7 @@ def full(store: StateStore, round: int) -> Saved:
         Consensus(Snapshot(round - 1, LINK, state_files(store, float(round))), (step,)),
         RUN,
         LINK,
-        sealed=SealedRound(round, store.write(b"sealed %d" % round), bytes([round]) * 32),
+        sealed=SealedRound(round, store.write(b"sealed %d" % round), bytes([round]) * 32, 60, 36.5, loss=4.25),
         book=store.write(b"book %d" % round),
         scored=round - 1,
         tip=Tip(round, LINK, RUN),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from node.cluster.group_keys import Group
 from protocol.cluster import (
     GROUP,
+    Claim,
     ClusterSpec,
     build_cluster,
     encode_beat,
@@ -75,6 +76,7 @@ def test_any_bytes_are_a_document_or_an_invalid_message(data: bytes) -> None:
         lambda body: body | {"updates": [body["updates"][0] | {"theta": "cc" * 32}]},
         lambda body: body | {"updates": [body["updates"][0] | {"steps": 0}]},
         lambda body: body | {"updates": [body["updates"][0] | {"key": "bb"}]},
+        lambda body: body | {"updates": [body["updates"][0] | {"loss": "low"}]},
     ],
 )
 def test_a_record_of_a_member_that_is_no_valid_one_is_refused(change: object) -> None:
@@ -83,6 +85,18 @@ def test_a_record_of_a_member_that_is_no_valid_one_is_refused(change: object) ->
     body = change(body) if callable(change) else body | change  # type: ignore[operator]
     with pytest.raises(InvalidMessage):
         parse_record(encode_document("record", RUN, 7, body, US.signer(GROUP)), RUN, 7, US.verify)
+
+
+def test_a_claim_of_a_loss_that_is_no_number_is_refused_and_one_without_a_loss_is_not() -> None:
+    for loss in (3.25, -1.0, None):
+        told = claim().model_copy(update={"loss": loss})
+        assert parse_claim(encode_claim(told, RUN, 7, US.signer(member(1))), RUN, 7, member(1), US.verify) == told
+    before = {name: value for name, value in claim().model_dump(mode="json").items() if name != "loss"}
+    data = encode_document("claim", RUN, 7, before, US.signer(member(1)))
+    assert parse_claim(data, RUN, 7, member(1), US.verify) == claim()
+    for loss in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite"):
+            Claim.model_validate(claim().model_dump() | {"loss": loss})
 
 
 def test_a_records_link_is_of_what_is_applied_and_not_of_who_closed_it() -> None:

@@ -97,6 +97,11 @@ def test_in_a_calm_everybody_is_in_every_record_and_nobody_waits_long(watched: W
     watched.cluster.close()
     assert_one_history(watched)
     assert [len(record.updates) for record in watched.records()[:6]] == [3] * 6
+    said = {(name, round): fields["loss"] for name, event, round, fields in watched.events if event == "trained"}
+    for round, record in enumerate(watched.records()):
+        for update in record.updates:
+            [name] = [machine.name for machine in watched.cluster.machines if machine.id == update.peer]
+            assert update.loss == said[name, round]
     assert not [event for event in watched.events if event[1] in ("interrupted", "diverged", "update_returned")]
 
 
