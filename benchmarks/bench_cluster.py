@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from protocol.errors import ConfigError
 
 ROWS = rows.ROOT / "benchmarks/results/cluster_here.jsonl"
 MOST_OF_BOUND, MOST_OFF_PLAN = 1.15, 0.10
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 """Until all members have taken part in an outer step."""
 
 
@@ -64,8 +65,10 @@ def row_id(settings: Mapping[str, Any]) -> str:
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def ensure(path: Path, settings: dict[str, Any], run: Callable[[Path], dict[str, Any]]) -> Row:
-    """The row of these settings: from the file, or run now and appended to it."""
+def ensure(
+    path: Path, settings: dict[str, Any], run: Callable[[Path], dict[str, Any]], folder: Path | None = None
+) -> Row:
+    """The row of these settings: from the file, or run now and appended to it. folder: keeps the run's files."""
     name = row_id(settings)
     known = {row["id"]: row for row in rows.read([path])}
     if name in known:
@@ -73,7 +76,9 @@ def ensure(path: Path, settings: dict[str, Any], run: Callable[[Path], dict[str,
         return known[name]
     with rows.writing(path) as writer, tempfile.TemporaryDirectory(prefix="bench-cluster-") as scratch:
         began, load = time.time(), os.getloadavg()[0]
-        result = run(Path(scratch))
+        place = Path(scratch) if folder is None else folder / name
+        place.mkdir(parents=True, exist_ok=folder is None)
+        result = run(place)
         result["load"] = [round(one, 1) for one in (load, os.getloadavg()[0])]
         row = {"id": name, "settings": settings, "result": result, "seconds": round(time.time() - began, 1)}
         row |= {"commit": rows.commit(), "machine": rows.machine(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -95,6 +100,7 @@ def exchange(options: argparse.Namespace) -> list[Row]:
             options.rows,
             settings,
             lambda folder: measure(folder, options.members, options.rounds, options.mbps, say),
+            options.folder,
         )
     ]
 
@@ -131,7 +137,8 @@ def beside_torchft(options: argparse.Namespace) -> list[Row]:
                 "minutes": options.minutes,
                 "faults_an_hour": options.faults_per_hour,
             } | ({"join": options.join} if side == "torchft" else {})
-            found.append(ensure(options.rows, settings, lambda folder, of=settings: one_side(folder, of, options.join)))
+            run = partial(one_side, settings=settings, join=options.join)
+            found.append(ensure(options.rows, settings, run, options.folder))
     return found
 
 
@@ -248,6 +255,7 @@ def main() -> int:
     second.add_argument("--faults-per-hour", type=float, default=125.0, help="(default %(default)s)")
     second.add_argument("--join", type=float, default=10.0, help="torchft's join time-out, s (default %(default)s)")
     for part in (first, second):
+        part.add_argument("--folder", type=Path, help="keep the runs' files there (default: nowhere)")
         part.add_argument("--mbps", type=float, default=32.0, help="each way of each link (default %(default)s)")
     add("table", lambda options: rows.read([options.rows]), "print the results that there are")
     options = parser.parse_args()

@@ -70,6 +70,7 @@ class Namespaces:
 
     def close(self) -> None:
         """Remove them."""
+        _run("umount", "/etc/hosts")
         for name in self.addresses:
             _run("ip", "netns", "delete", name)
 

@@ -68,11 +68,12 @@ class Setting:
 
 
 def spec_table() -> dict[str, Any]:
-    """Return the table of both sides' spec: the demo's, with more parameters, and AdamW, whose state torchft's transfer
-    can load."""
+    """Return the table of both sides' spec: the demo's, with more parameters in proportion to its steps, so that an
+    fp32 exchange takes a part of a round that counts; and AdamW, whose state torchft's transfer can load."""
     table = presets.table("tiny")
     table["model"] |= {"layers": 4, "width": 128, "ffn": 384}
-    table["inner"] |= {"optimizer": "adamw", "peak_lr": 3e-3, "final_lr": 3e-4}
+    table["inner"] |= {"sequences": 4, "optimizer": "adamw", "peak_lr": 3e-3, "final_lr": 3e-4}
+    table["data"]["page_sequences"] = 80
     table["cluster"] = {"keep_rounds": KEEP_ROUNDS}
     return table
 

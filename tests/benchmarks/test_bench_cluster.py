@@ -250,6 +250,7 @@ from protocol.errors import ConfigError
 try:
     cluster_namespaces.require()
     cluster_namespaces.enter()
+    cluster_namespaces.Namespaces(["one"], 99.0).close()  # leaves nothing behind
     network = cluster_namespaces.Namespaces(["one", "two"], 16.0)
 except ConfigError as fault:
     print(fault)
