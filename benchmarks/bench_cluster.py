@@ -9,7 +9,7 @@ the same faults.
 `--mbps`. Measured is the time from the compressed update of the member that is last with it until all members have
 applied the record. The bound is what the links alone take where all members end at once: W payloads of S bytes,
 W * S / rate (one up, W - 1 down, one after the other). The plan is `murmur plan --members`, by this machine's own rates
-as so many processes at once find them. Where the members end far apart (`spread_seconds`), the last one finds the
+as one process on each processor finds them. Where the members end far apart (`spread_seconds`), the last one finds the
 others' payloads here already. The exit status is 1 when the median is over 1.15 of the bound or more than 10 % from the
 plan.
 
@@ -183,20 +183,23 @@ def _await_all(taken_part: Callable[[], int], members: int, watch: Callable[[], 
 
 # --- output ------------------------------------------------------------------------------------------------------
 
-EXCHANGE_COLUMNS = {
+Columns = Mapping[str, Callable[[Row], Any]]
+
+EXCHANGE_COLUMNS: Columns = {
     "Mb/s": lambda row: row["settings"]["mbps"],
     "members": lambda row: row["settings"]["members"],
     "payload, MB": lambda row: f"{row['result']['payload_bytes'] / 1e6:.2f}",
     "bound, s": lambda row: row["result"]["bound_seconds"],
     "plan, s": lambda row: row["result"]["planned_seconds"],
     "measured, s (range)": lambda row: "{seconds} ({seconds_least} - {seconds_most})".format(**row["result"]),
+    "on the link, s": lambda row: row["result"]["link_seconds"],
     "of bound": lambda row: row["result"]["of_bound"],
     "of plan": lambda row: row["result"]["of_plan"],
     "apart at the end, s": lambda row: row["result"]["spread_seconds"],
     "rounds": lambda row: row["result"]["whole_rounds"],
     "load": lambda row: _load(row),
 }
-SIDE_COLUMNS = {
+SIDE_COLUMNS: Columns = {
     "seed": lambda row: row["settings"]["seed"],
     "side": lambda row: _side(row),
     "steps an hour": lambda row: row["result"]["inner_steps_an_hour"],

@@ -1,5 +1,6 @@
 """One outer step's exchange over shaped links: how long it takes real members, beside its bound and its plan."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ TABLE: Mapping[str, Any] = {
 """A payload of 2 MB: half of all values are sent, so that few have to be trained. Few inner steps, so that members that
 share processors end them at about the same time."""
 PHASES = ("compress", "seal", "save", "upload", "wait", "download", "apply")
+ON_THE_LINK = ("upload", "wait", "download")
+"""Others' payloads come while a member waits for the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,9 @@ def measure(folder: Path, members: int, rounds: int, mbps: float, say: Say) -> d
     """Play so many rounds and compare them, but for the first, with bound and plan."""
     path = folder / "spec.toml"
     path.write_text(to_toml(TABLE))
-    say(f"measuring this machine, {members} processes at once")
-    rates = measured_rates(path, members, "--members", str(members))
+    at_once = min(members, os.cpu_count() or 1)
+    say(f"measuring this machine, {at_once} processes at once")
+    rates = measured_rates(path, at_once, "--members", str(members))
     processes = demo.prepare(folder)
     try:
         token, spec = demo.set_up(folder, processes, 0, dict(TABLE), say)
@@ -188,9 +192,9 @@ def compared(rounds: Sequence[Exchange], plan: ClusterPlan, mbps: float) -> dict
         "of_bound": round(median(seconds) / bound, 3),
         "of_plan": round(median(seconds) / planned, 3),
         "spread_seconds": round_median([one.spread for one in whole]),
+        "link_seconds": round_median([sum(one.phases[name] for name in ON_THE_LINK) for one in whole]),
         "rounds": len(rounds),
         "whole_rounds": len(whole),
         "phases": {name: round_median([one.phases[name] for one in whole]) for name in PHASES},
         "planned_phases": {one.phase.name: round(one.seconds, 3) for one in plan.timeline if one.seconds >= 0.001},
-        "utilization_planned": round(plan.utilization, 3),
     }

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.cluster import ClusterSpec, build_cluster
+from protocol.errors import ConfigError
 from training.cluster import ClusterPlan
 from training.plan import link
 from training.rates import Rate, Rates
@@ -27,7 +29,7 @@ def bench() -> Iterator[SimpleNamespace]:
     """The scripts, which run with their own folder in the path."""
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        names = ("bench_cluster", "cluster_exchange", "cluster_faults", "cluster_namespaces", "cluster_readings")
+        names = ("bench_cluster", "cluster_exchange", "cluster_faults", "cluster_readings", "cluster_sides")
         yield SimpleNamespace(**{name: import_module(name) for name in names})
     finally:
         sys.path.remove(str(BENCHMARKS))
@@ -205,6 +207,29 @@ def test_on_a_machine_that_takes_no_time_the_plan_has_the_links_and_two_looks(
     ]
     found = bench.cluster_exchange.compared(rounds, plan, 32.0)
     assert (found["of_bound"], found["rounds"], found["whole_rounds"]) == (pytest.approx(1.1, abs=0.01), 3, 2)
+
+
+# --- torchft -----------------------------------------------------------------------------------------------------
+
+
+def test_the_comparison_says_what_to_install(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    for found in (missing, lambda name: "0.1.0"):
+        monkeypatch.setattr(bench.cluster_sides, "version", found)
+        with pytest.raises(ConfigError, match="pip install torchft"):
+            bench.cluster_sides.require_torchft()
+    monkeypatch.setattr(bench.cluster_sides, "version", lambda name: "0.2.0")
+    bench.cluster_sides.require_torchft()
+
+
+def test_an_all_reduce_has_time_for_a_replica_that_gets_its_state(bench: SimpleNamespace) -> None:
+    sides = bench.cluster_sides
+    setting = sides.Setting(members=4, mbps=32.0, seed=0, join=10.0)
+    assert sides.all_reduce_share(4) == 1.5
+    # 5 copies of 4 MB at 4 MB/s, the all-reduce, and the 5 s of torchft's example
+    assert sides.collective_seconds(setting, 1_000_000) == pytest.approx(5.0 + 5 + 1.5)
 
 
 # --- rows --------------------------------------------------------------------------------------------------------
