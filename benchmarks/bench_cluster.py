@@ -60,16 +60,16 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def row_id(settings: Mapping[str, Any]) -> str:
-    """The name of a run of these settings."""
-    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+def mark(table: Mapping[str, Any]) -> str:
+    """A name for these values: of a run's settings, of a spec."""
+    return sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def ensure(
     path: Path, settings: dict[str, Any], run: Callable[[Path], dict[str, Any]], folder: Path | None = None
 ) -> Row:
     """The row of these settings: from the file, or run now and appended to it. folder: keeps the run's files."""
-    name = row_id(settings)
+    name = mark(settings)
     known = {row["id"]: row for row in rows.read([path])}
     if name in known:
         say(f"{settings} is in {path} already")
@@ -90,11 +90,12 @@ def ensure(
 
 
 def exchange(options: argparse.Namespace) -> list[Row]:
-    from cluster_exchange import measure
+    from cluster_exchange import TABLE, measure
 
     if options.members < 2 or options.rounds < 2:
         raise ConfigError("two members and two rounds are the least: the first round does not count")
-    settings = {"part": "exchange", "members": options.members, "rounds": options.rounds, "mbps": options.mbps}
+    settings = {"part": "exchange", "spec": mark(TABLE), "members": options.members, "mbps": options.mbps}
+    settings["rounds"] = options.rounds
     return [
         ensure(
             options.rows,
@@ -120,7 +121,7 @@ def beside_torchft(options: argparse.Namespace) -> list[Row]:
     cluster_namespaces.require()
     cluster_namespaces.enter()
     import torch
-    from cluster_sides import SIDES, require_torchft
+    from cluster_sides import SIDES, require_torchft, spec_table
 
     require_torchft()
     torch.set_num_threads(1)
@@ -130,6 +131,7 @@ def beside_torchft(options: argparse.Namespace) -> list[Row]:
         for side in sorted(SIDES, reverse=bool(seed % 2)):
             settings = {
                 "part": "torchft",
+                "spec": mark(spec_table()),
                 "side": side,
                 "seed": seed,
                 "members": options.members,
@@ -167,7 +169,7 @@ def one_side(folder: Path, settings: Mapping[str, Any], join: float) -> dict[str
         result |= {"restarts": {name: side.processes.children[name].restarts for name in setting.names}}
         return result | side.settings(spec)
     finally:
-        side.processes.stop()
+        side.close()
         network.close()
 
 

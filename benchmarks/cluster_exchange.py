@@ -127,10 +127,10 @@ def measure(folder: Path, members: int, rounds: int, mbps: float, say: Say) -> d
     at_once = min(members, os.cpu_count() or 1)
     say(f"measuring this machine, {at_once} processes at once")
     rates = measured_rates(path, at_once, "--members", str(members))
-    processes = demo.prepare(folder)
+    processes, names = demo.prepare(folder), [f"member-{number}" for number in range(1, members + 1)]
+    links: Links | None = None
     try:
         token, spec = demo.set_up(folder, processes, 0, dict(TABLE), say)
-        names = [f"member-{number}" for number in range(1, members + 1)]
         links, data = Links(token.endpoint, names), text_data(say)
         for name in names:
             links.slow(name, mbps * 1e6 / 8, mbps * 1e6 / 8)
@@ -143,6 +143,8 @@ def measure(folder: Path, members: int, rounds: int, mbps: float, say: Say) -> d
         rates = replace(rates, call=_call_rate(shown, spec), up=link(mbps), down=link(mbps))
     finally:
         processes.stop()
+        if links is not None:
+            links.close()
     events = [list(read_events(folder / "nodes" / name / "events.jsonl")) for name in names]
     plan = ClusterPlan(spec, 1, 0, rates, on_gpu=False, has_data=True, members=members)
     return compared(exchanges(events)[1:], plan, mbps)

@@ -1,7 +1,7 @@
 """What processes that train together have written, read as outer steps and as inner steps that reached theta."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Inner steps that ended at `time` (Unix seconds). members: of how many."""
+    """Inner steps at `time` (Unix seconds). members: whose they are, as a number."""
 
     time: float
     steps: int
@@ -25,7 +25,7 @@ class Reading:
 
     reached: Sequence[Steps] = ()
     lost: Sequence[Steps] = ()
-    returned: Sequence[Steps] = field(default=())
+    returned: Sequence[Steps] = ()
 
     def between(self, began: float, ended: float) -> "Reading":
         """The part after `began` and until `ended`."""

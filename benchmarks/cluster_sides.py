@@ -124,6 +124,10 @@ class Side(ABC):
         replica = Replica(spec, dict(self.theta()))
         return round(held_out_loss(replica, Shards.open(text_data(lambda line: None)), spec.data.held_out_sequences), 4)
 
+    def close(self) -> None:
+        """Stop all that was started."""
+        self.processes.stop()
+
     def home(self, name: str) -> Path:
         return self.folder / "nodes" / name
 
@@ -135,6 +139,7 @@ class Cluster(Side):
     """Members as they are: neurons/member.py, over SeaweedFS in the hub."""
 
     name = "cluster"
+    links: Links | None = None
 
     def start(self, say: Say) -> ClusterSpec:
         self.token, self.spec = demo.set_up(self.folder, self.processes, self.setting.seed, spec_table(), say)
@@ -147,6 +152,11 @@ class Cluster(Side):
             words = self.network.inside(name, demo.program(self.folder, name, token=path, data=data))
             self.processes.start(name, words, words)
         return self.spec
+
+    def close(self) -> None:
+        super().close()
+        if self.links is not None:
+            self.links.close()
 
     def taken_part(self) -> int:
         return sum(any(event["event"] == "applied" for event in self.events(name)) for name in self.setting.names)
