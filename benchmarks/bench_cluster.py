@@ -41,13 +41,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cluster_namespaces
 from evidence import rows
 from evidence.rows import Row
 
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster_sides import Side
 
 ROWS = rows.ROOT / "benchmarks/results/cluster_here.jsonl"
 MOST_OF_BOUND, MOST_OFF_PLAN = 1.15, 0.10
@@ -158,7 +161,7 @@ def one_side(folder: Path, settings: Mapping[str, Any], join: float) -> dict[str
     side = SIDES[settings["side"]](folder, setting, network)
     try:
         spec = side.start(say)
-        _await_all(side.taken_part, setting.members, side.processes.watch)
+        _await_all(side, setting.members)
         began = time.time()
         came = play(faults, seconds, side.processes, setting.names, say)
         ended = time.time()
@@ -173,11 +176,13 @@ def one_side(folder: Path, settings: Mapping[str, Any], join: float) -> dict[str
         network.close()
 
 
-def _await_all(taken_part: Callable[[], int], members: int, watch: Callable[[], list[str]]) -> None:
-    """Raises ConfigError when that takes too long."""
+def _await_all(side: "Side", members: int) -> None:
+    """Wait until all have taken part in an outer step. Raises ConfigError when that takes too long."""
+    from cluster_faults import supervise
+
     until = time.monotonic() + START_SECONDS
-    while (count := taken_part()) < members:
-        watch()
+    while (count := side.taken_part()) < members:
+        supervise(side.processes)
         if time.monotonic() > until:
             raise ConfigError(f"after {START_SECONDS:.0f} s {count} of {members} have taken part in an outer step")
         time.sleep(0.5)

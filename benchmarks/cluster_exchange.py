@@ -9,10 +9,12 @@ from statistics import median
 from typing import Any
 
 from bench_links import measured_rates
+from cluster_faults import supervise
 from cluster_readings import Event
 
 from localnet import cluster as demo
 from localnet.links import Links
+from localnet.processes import Processes
 from localnet.training_text import text_data
 from node.cluster.group_keys import Token
 from node.telemetry.events import read_events
@@ -138,7 +140,7 @@ def measure(folder: Path, members: int, rounds: int, mbps: float, say: Say) -> d
             demo.write_token(own, token.model_copy(update={"endpoint": links.endpoint(name)}))
             words = demo.program(folder, name, token=own, data=data)
             processes.start(name, words, words)
-        _await_rounds(token, spec, rounds, processes.watch, say)
+        _await_rounds(token, spec, rounds, processes, say)
         shown = token.model_copy(update={"endpoint": links.endpoint(names[0])})
         rates = replace(rates, call=_call_rate(shown, spec), up=link(mbps), down=link(mbps))
     finally:
@@ -150,12 +152,11 @@ def measure(folder: Path, members: int, rounds: int, mbps: float, say: Say) -> d
     return compared(exchanges(events)[1:], plan, mbps)
 
 
-def _await_rounds(token: Token, spec: ClusterSpec, rounds: int, watch: Callable[[], list[str]], say: Say) -> None:
+def _await_rounds(token: Token, spec: ClusterSpec, rounds: int, processes: Processes, say: Say) -> None:
     """Wait for the record of so many rounds, and until all members may have applied the last of them."""
     ledger, round, since = demo.reader(token, spec), 0, time.monotonic()
     while round < rounds:
-        if ended := watch():
-            raise ConfigError(f"{ended[0]} ended for good: see its log")
+        supervise(processes)
         if time.monotonic() > since + STALLED_SECONDS:
             raise ConfigError(f"round {round} has no record after {STALLED_SECONDS:.0f} s: see the members' logs")
         if ledger.record(round) is None:

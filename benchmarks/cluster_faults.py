@@ -53,6 +53,12 @@ def schedule(seed: int, members: int, seconds: float, per_hour: float) -> tuple[
     return tuple(found)
 
 
+def supervise(processes: Processes) -> None:
+    """Restart those that died. Raises ConfigError when one has ended for good."""
+    if ended := processes.watch():
+        raise ConfigError(f"{ended[0]} ended for good:\n{processes.last_lines(ended[0])}")
+
+
 def play(
     faults: Sequence[Fault],
     seconds: float,
@@ -64,8 +70,7 @@ def play(
     the beginning. Raises ConfigError when a process ends for good."""
     began, left, came = time.monotonic(), deque(faults), list[float]()
     while (passed := time.monotonic() - began) < seconds:
-        if ended := processes.watch():
-            raise ConfigError(f"{ended[0]} ended for good:\n{processes.last_lines(ended[0])}")
+        supervise(processes)
         if left and passed >= left[0].at:
             fault = left.popleft()
             say(f"{passed:.0f} s: {fault.kind} of {names[fault.member]}, for {fault.seconds:.1f} s")
