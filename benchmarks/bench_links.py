@@ -109,8 +109,9 @@ def small(miners: int, steps: int, spare: int) -> dict[str, Any]:
     return table
 
 
-def measured_rates(path: Path, at_once: int) -> Rates:
-    """This machine's, as so many processes have them that measure at once, by the mean of what they found."""
+def measured_rates(path: Path, at_once: int, *more: str) -> Rates:
+    """This machine's, as so many processes have them that measure at once, by the mean of what they found. more:
+    arguments of `murmur plan`."""
     command = [
         sys.executable,
         "-m",
@@ -121,6 +122,7 @@ def measured_rates(path: Path, at_once: int) -> Rates:
         "--with-data",
         "--measure",
         "--json",
+        *more,
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MURMUR_HOME": str(path.parent)}
     started = [

@@ -19,14 +19,14 @@ from node.telemetry.events import read_events
 from owner import presets
 from owner.cluster import draft, make_token, place, put_up, require_store
 from owner.theta import make_theta
-from protocol.cluster import ClusterSpec
+from protocol.cluster import GROUP, ClusterSpec
 from protocol.errors import ConfigError, StorageError
-from protocol.types import PeerId
 from storage.realtime import REAL
 from training.shards import Shards
 
 BUCKET = "cluster"
 BEAT_SECONDS, SILENT_SECONDS = 0.5, 5.0
+KEEP_ROUNDS = 64
 STEPS = 20
 STALLED_SECONDS = 180.0
 """A demo without a new record for this time has failed."""
@@ -41,12 +41,12 @@ def play(
     if not 1 <= members <= 16 or not 0 <= kills <= 100 or rounds < 1:
         raise ConfigError("a demo needs 1 to 16 members, 0 to 100 kills and at least one round")
     say: Callable[[str], None] = (lambda line: None) if quiet else (lambda line: print(line, flush=True))  # noqa: T201
-    processes = _prepare(folder)
+    processes = prepare(folder)
     try:
-        token, spec = _set_up(folder, processes, seed, source, say)
+        token, spec = set_up(folder, processes, seed, presets.table(source), say)
         names = [f"member-{number}" for number in range(1, members + 1)]
         for name in names:
-            words = _program(folder, name)
+            words = program(folder, name)
             processes.start(name, words, words)
         say(f"{members} members train {rounds} rounds of {spec.inner.steps} inner steps; {kills} kills")
         killed: list[str] = []
@@ -65,20 +65,22 @@ def play(
     return result
 
 
-def _prepare(folder: Path) -> Processes:
+def prepare(folder: Path) -> Processes:
+    """Return an empty set of processes, whose logs go to `folder`. Our own settings are kept out of them."""
     logs = folder / "logs"
     logs.mkdir(parents=True)
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
     return Processes(logs, {**ours, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
 
 
-def _set_up(
-    folder: Path, processes: Processes, seed: int, source: str, say: Callable[[str], None]
+def set_up(
+    folder: Path, processes: Processes, seed: int, table: dict[str, Any], say: Callable[[str], None]
 ) -> tuple[Token, ClusterSpec]:
-    """Start the store, create the run in it, and write the token's file."""
+    """Start the store, create in it the run of this spec's table, with a demo's beats unless it has its own, and
+    write the token's file."""
     say("starting the store")
-    program = ["-m", "localnet.seaweed", "--folder", str(folder / "store"), BUCKET]
-    processes.start("store", program, program)
+    server = ["-m", "localnet.seaweed", "--folder", str(folder / "store"), BUCKET]
+    processes.start("store", server, server)
     ready = folder / "store" / "ready.json"
     data_from = text_data(say)
     wait_for(ready.exists, processes, "the object store")
@@ -87,22 +89,33 @@ def _set_up(
     where = place(store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
     bucket, data = open_shared(where), Shards.open(data_from)
     require_store(bucket)
-    table = presets.table(source)
-    fast = {"beat_seconds": BEAT_SECONDS, "silent_seconds": SILENT_SECONDS, "keep_rounds": 64}
-    table["cluster"] = dict(table.get("cluster") or {}) | fast
+    fast = {"beat_seconds": BEAT_SECONDS, "silent_seconds": SILENT_SECONDS, "keep_rounds": KEEP_ROUNDS}
+    table = table | {"cluster": fast | dict(table.get("cluster") or {})}
     drafted = draft(table, "demo", data, local=True, own_vocabulary=True)
     theta = make_theta(folder / "theta", drafted, seed, data)
     spec = put_up(folder, bucket, drafted, data_from, data, theta)
     token = make_token(spec, where)
     require_group(bucket, spec.digest, Group(token.secret))
-    path = folder / "token"
-    path.touch(mode=0o600)
-    path.write_text(token.encode())
+    write_token(folder / "token", token)
     return token, spec
 
 
-def _program(folder: Path, name: str) -> list[str]:
-    words = {"--token-file": folder / "token", "--name": name, "--home": folder / "nodes" / name, "--device": "cpu"}
+def write_token(path: Path, token: Token) -> None:
+    """Write the token's file, which only its owner can read."""
+    path.touch(mode=0o600)
+    path.write_text(token.encode())
+
+
+def reader(token: Token, spec: ClusterSpec) -> Ledger:
+    """Return the run's ledger, to read it: of no member."""
+    return Ledger(open_shared(token), spec.digest, Group(token.secret), GROUP, REAL)
+
+
+def program(folder: Path, name: str, *, token: Path | None = None, data: Path | None = None) -> list[str]:
+    """Return python's arguments for the member `name`. token: another file than the run's, for a link of its own. data:
+    folder of the data set, if it does not fetch it."""
+    words = {"--token-file": token or folder / "token", "--name": name, "--home": folder / "nodes" / name}
+    words |= {"--device": "cpu"} | ({} if data is None else {"--data": data})
     return ["-m", "neurons.member", *(str(word) for pair in words.items() for word in pair)]
 
 
@@ -138,7 +151,7 @@ def _until(
     say: Callable[[str], None],
 ) -> int:
     """Wait for the records of all rounds; return how many there are."""
-    ledger = Ledger(open_shared(token), spec.digest, Group(token.secret), PeerId(bytes(32)), REAL)
+    ledger = reader(token, spec)
     round, since = 0, time.monotonic()
     while round < rounds and time.monotonic() < since + STALLED_SECONDS:
         if ended := processes.watch():

@@ -23,10 +23,11 @@ meanwhile."""
 class Links:
     """One link for each name, all to the same server. Calls return at once and apply to all later bytes."""
 
-    def __init__(self, target: str, names: Iterable[str]) -> None:
-        """`target`: the server's URL, http://HOST:PORT. It need not answer yet."""
+    def __init__(self, target: str, names: Iterable[str], host: str = HOST) -> None:
+        """target: the server's URL, http://HOST:PORT. It need not answer yet. host: the address of this machine that
+        the links have."""
         parts = urlsplit(target)
-        self._target = parts.hostname, parts.port
+        self._target, self._host = (parts.hostname, parts.port), host
         self._links: dict[str, _Link] = {}
         self._ports: dict[str, int] = {}
         ready = threading.Event()
@@ -38,7 +39,7 @@ class Links:
 
     def endpoint(self, name: str) -> str:
         """Return the URL of the server through this link."""
-        return f"http://{HOST}:{self._ports[name]}"
+        return f"http://{self._host}:{self._ports[name]}"
 
     def slow(self, name: str, up: float, down: float, latency_seconds: float = 0.0) -> None:
         """Limit the link to `up` bytes per second to the server and `down` from it, each shared by all of its
@@ -66,7 +67,7 @@ class Links:
         self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
         for name in names:
             link = self._links[name] = _Link(self._target)
-            server = await asyncio.start_server(link.serve, HOST, 0)
+            server = await asyncio.start_server(link.serve, self._host, 0)
             self._ports[name] = server.sockets[0].getsockname()[1]
         ready.set()
         await self._done.wait()

@@ -19,6 +19,7 @@ from node.cluster.bootstrap import open_shared
 from node.cluster.group_keys import Group, Token, parse_token
 from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import Ledger
+from owner import presets
 from protocol.types import PeerId
 from storage.realtime import REAL
 from tests.murmur.test_cluster import SECRET, words_for
@@ -132,11 +133,11 @@ def test_a_token_is_replaced_whole(tmp_path: Path, token: Token) -> None:
 def test_members_as_processes_follow_what_is_wished(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """One is drained and ends with 0; the run is amended and closed, and the other ends with 0; who comes later learns
     that there is nothing to train."""
-    processes = demo._prepare(tmp_path)
+    processes = demo.prepare(tmp_path)
     members: dict[str, subprocess.Popen[str]] = {}
 
     def start(name: str) -> None:
-        program = [sys.executable, *demo._program(tmp_path, name)]
+        program = [sys.executable, *demo.program(tmp_path, name)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
         members[name] = subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -147,7 +148,7 @@ def test_members_as_processes_follow_what_is_wished(tmp_path: Path, capfd: pytes
         return told
 
     try:
-        token, spec = demo._set_up(tmp_path, processes, 0, "tiny", lambda line: None)
+        token, spec = demo.set_up(tmp_path, processes, 0, presets.table("tiny"), lambda line: None)
         ledger = Ledger(open_shared(token), spec.digest, Group(token.secret), PeerId(bytes(32)), REAL)
         ours = ["--token-file", str(tmp_path / "token")]
         start("lab-a")
