@@ -25,7 +25,7 @@ from bittensor.sp_core import Keypair
 
 from chain.keys import HotkeySigner, verify
 from gauntlet.checks import Doors, Expected, Gathered, fast_checks
-from gauntlet.sketch import Copies, Sample, Sketch, find_copies
+from gauntlet.sketch import FoundCopies, Sample, Sketch, find_copies
 from protocol.layout import Layout
 from protocol.merkle import sections_root
 from protocol.messages import ENVELOPE_BYTES, Reveal, parse_envelope, parse_reveal
@@ -149,7 +149,7 @@ def checks(items: list[Gathered], past: list[list[Update]], repeats: int) -> dic
     def search() -> None:
         sample = Sample(layout, BLOCK_D)
         current = {one.peer: one for one in sketched(sample, names, ROUND, parsed)}
-        assert find_copies(sample, current, history(sample), spec.gauntlet) == Copies({}, {})
+        assert find_copies(sample, current, history(sample), spec.gauntlet) == FoundCopies({}, {})
 
     def everything() -> None:
         expected = Expected(spec, RUN.id, ROUND, THETA, CLOCK, proofs.__getitem__, OuterState.initial(layout), BLOCK_D)

@@ -206,7 +206,7 @@ def _stacked(sketches: Sequence[Sketch], size: int) -> Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class FoundCopies:
     """`reposted`: peers whose payload is one of an earlier round, each with its owner in our words. `twins`: among the
     others."""
 
@@ -216,7 +216,7 @@ class Copies:
 
 def find_copies(
     sample: Sample, current: Mapping[PeerId, Sketch], history: Iterable[Sketch], spec: GauntletSpec
-) -> Copies:
+) -> FoundCopies:
     """Find copies among this round's payloads and those of the last `copy_rounds` rounds; all sketches are by `sample`.
 
     A copy has more in common than `copy_overlap` plus one standard deviation of a share among their number of values.
@@ -241,7 +241,7 @@ def find_copies(
         # The owner's own next payload may well be a near copy of one that is posted again.
         if not {mine[left].peer, mine[right].peer} & reposted.keys():
             twins.setdefault(mine[left].peer, set()).add(mine[right].peer)
-    return Copies(reposted, {peer: frozenset(others) for peer, others in twins.items()})
+    return FoundCopies(reposted, {peer: frozenset(others) for peer, others in twins.items()})
 
 
 class _Pairs:

@@ -11,7 +11,7 @@ from chain.keys import verify
 from localnet import calibration
 from localnet.plan import CALL_SECONDS, NETUID, Plan
 from localnet.store import StoreReady
-from node.config.adapters import Doors, Line, open_doors, own_chain, own_wallet, signer_of
+from node.config.adapters import ChainAccess, Doors, open_doors, own_chain, own_wallet, signer_of
 from node.config.settings import BucketConfig, OwnerConfig, WalletConfig
 from node.doctor.bucket_trial import require_read_only
 from owner.draft import Place, draft, sealed, weight_rounds
@@ -54,7 +54,7 @@ def open_owner(plan: Plan, url: str, store: StoreReady) -> Doors:
         call_timeout_seconds=CALL_SECONDS,
     )
     wallet = own_wallet(config)
-    return open_doors(config, Line(own_chain(config, wallet), signer_of(wallet), verify), local=True)
+    return open_doors(config, ChainAccess(own_chain(config, wallet), signer_of(wallet), verify), local=True)
 
 
 def drafted(plan: Plan, owner: Doors, data: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Node(Follower):
         self.state = state
         self._terms = SubnetTerms(state.events)
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
-        self.setbacks = Backoff(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
+        self.backoff = Backoff(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
         self._likely: frozenset[PeerId] = frozenset()
         """The contributors of the last selection."""
         self._decision: _Decision | None = None

@@ -10,7 +10,7 @@ from node.config.adapters import Doors
 from node.config.settings import NetworkConfig
 from node.fetch.sources import Sources
 from node.observe import reader
-from node.sync.dataset import Copies, open_data
+from node.sync.dataset import RemoteShards, open_data
 from protocol import keys
 from protocol.errors import CheckpointCorrupt, ConfigError, StorageError
 from protocol.run import Run
@@ -47,7 +47,7 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     bucket = _bucket(run, doors)
     num_bytes = _theta(run, bucket, home, tell)
     yield f"theta_0: {num_bytes:,} bytes, all correct"
-    copies = Copies(run, doors, home / INDEX)
+    copies = RemoteShards(run, doors, home / INDEX)
     shards = (
         open_data(config, run, doors, home)
         if with_data

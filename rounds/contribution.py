@@ -51,7 +51,7 @@ class _Ahead:
     object: Digest | None = None
 
 
-class Work:
+class RoundWork:
     """A node's training, sealing and sending. `bucket`: where other nodes look for its objects, under `payload_key`;
     `signer`: its identity there."""
 
@@ -212,7 +212,7 @@ class Work:
 class Training:
     """The inner steps of one round; they may be interrupted and continued."""
 
-    def __init__(self, work: Work, round: int, pages: Sequence[Page], inner: InnerSpec) -> None:
+    def __init__(self, work: RoundWork, round: int, pages: Sequence[Page], inner: InnerSpec) -> None:
         self._work, self._inner, self.round = work, inner, round
         self._batch = sequences(work.shards.train, pages, work.state.first.model.context)
         self._meter = work.state.replica.meter(inner, self._show)
@@ -235,7 +235,7 @@ class Training:
         return self.report.steps
 
     def end(self) -> dict[str, Any]:
-        """Emit the measurements and return them; they are `Work.claims` from now on."""
+        """Emit the measurements and return them; they are `RoundWork.claims` from now on."""
         loss = self.report.mean_loss
         self._work.steps, self._work.seconds = self.report.steps, self.seconds
         self._work.claims = {

@@ -210,7 +210,7 @@ class Copier(ABC):
         """Count a finished copy. Called with the lock."""
 
 
-class Copies(Copier):
+class ValidatorCopies(Copier):
     """One validator's copies. For earlier rounds it forgets only that it was drawn."""
 
     def __init__(self, node: Node, mirror: Mirror) -> None:

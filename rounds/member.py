@@ -31,7 +31,7 @@ from protocol.errors import ConfigError, StorageError
 from protocol.types import Digest, Page, PeerId
 from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
-from rounds.contribution import Diverged, Work
+from rounds.contribution import Diverged, RoundWork
 from rounds.other_members import OtherMembers
 from rounds.recovery import Recovery, RunElsewhere
 from rounds.upkeep import Upkeep
@@ -50,7 +50,7 @@ class Member:
         """process: as in Heartbeat."""
         self.amended, self.state, self.ledger, self.time = AmendedSpec(spec, ledger), state, ledger, ledger.time
         self.me = ledger.me
-        self.work = Work(
+        self.work = RoundWork(
             state,
             shards,
             ledger.bucket,

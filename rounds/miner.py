@@ -20,7 +20,7 @@ from protocol.errors import ChainError, MurmurError, StorageError
 from protocol.messages import Reveal, encode_document
 from protocol.ports import Task
 from protocol.types import Commitment, Page
-from rounds.contribution import Diverged, Work
+from rounds.contribution import Diverged, RoundWork
 from rounds.outcome import Outcomes
 from rounds.repair_answers import RepairAnswers
 from sparseloco.update import Update
@@ -45,7 +45,7 @@ class Miner:
 
     def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
         self.node, self.speculates = node, speculates
-        self.work = Work(node.state, shards, node.doors.bucket, node.doors.signer, node.time)
+        self.work = RoundWork(node.state, shards, node.doors.bucket, node.doors.signer, node.time)
         self.stood = Outcomes(node)
         self.answers = RepairAnswers(node, Mirror(node.doors.bucket, node.run.id, node.time))
         self.finished = -1
@@ -72,7 +72,7 @@ class Miner:
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass continues with it if the round is still open.
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
-                self.node.setbacks.broke_off(round, fault)
+                self.node.backoff.pause_after(round, fault)
 
     def announce(self) -> None:
         """Publish our bucket on chain, unless we have. Even before our first commitment other nodes have to be able to

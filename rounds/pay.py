@@ -15,7 +15,7 @@ from gauntlet.report import Paid
 from gauntlet.selection import Ranking
 from gauntlet.weights import differing, is_due, lasting, weights
 from node.chain.follower import RETURN_BLOCKS
-from node.chain.weights_status import Unseen, row_of
+from node.chain.weights_status import UnseenReason, row_of
 from node.node import Node
 from node.state.saved import SentWeights
 from protocol.errors import STATE_PRUNED, ChainError
@@ -93,9 +93,9 @@ class Pay:
         for sent in held.saved.unread:
             try:
                 row = row_of(self.node.doors.chain, self.node.me, sent.set_in)
-                if row is Unseen.WAITING:
+                if row is UnseenReason.WAITING:
                     waiting.append(sent)
-                elif not isinstance(row, Unseen):
+                elif not isinstance(row, UnseenReason):
                     self._judge(sent, row)
             except ChainError as fault:
                 told = "round {round}: its weights cannot be read back from the chain: {fault}"

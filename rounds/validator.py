@@ -16,7 +16,7 @@ from node.node import Node
 from node.telemetry import round_line
 from protocol.errors import ChainError, StorageError
 from rounds.collect import Collector
-from rounds.copies import Copies
+from rounds.copies import ValidatorCopies
 from rounds.pay import Pay
 from rounds.retention import Retention
 from rounds.score import Scores
@@ -40,7 +40,7 @@ class Validator:
         mirror = Mirror(node.doors.bucket, node.run.id, node.time)
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
-        self.copies = Copies(node, mirror)
+        self.copies = ValidatorCopies(node, mirror)
         self.words = self.speaking(node, self.scores, self.copies)
         self.pay = self.paying(node)
         self.keeper = self.keeping(node, shards, mirror)
@@ -56,7 +56,7 @@ class Validator:
                 self.play(self.node.next_round(self.node.clock.words_by))
             except (ChainError, StorageError) as fault:
                 self.node.state.events.emit("interrupted", self.node.state.saved.round, fault=str(fault))
-                self.node.setbacks.broke_off(self.node.state.saved.round, fault)
+                self.node.backoff.pause_after(self.node.state.saved.round, fault)
 
     def announce(self) -> None:
         """Publish our bucket on chain. By block D of the run's first round also announce us: a validator that has not

@@ -17,7 +17,7 @@ from protocol import keys
 from protocol.errors import ChainError
 from protocol.messages import REVEAL_BYTES
 from protocol.types import Peer, PeerId, Uid, Word
-from rounds.copies import Copies
+from rounds.copies import ValidatorCopies
 from rounds.score import Scores
 from storage.collect import gather
 from storage.exchange import Fault, Wanted
@@ -33,7 +33,7 @@ LAST_BLOCKS = 3
 class Words:
     """One validator's words in a round."""
 
-    def __init__(self, node: Node, scores: Scores, copies: Copies) -> None:
+    def __init__(self, node: Node, scores: Scores, copies: ValidatorCopies) -> None:
         self.node, self.scores, self.copies = node, scores, copies
         self.seen: dict[PeerId, Gathered] = {}
         """The objects of every peer registered at D, as far as we have them by now."""

@@ -38,18 +38,18 @@ def examine(options: Namespace) -> int:
         )
         return 1
     process.log_to_stderr("ERROR")
-    case = Thorough(config, options.role, keeps=False)
-    case.tell = tell
+    node = Thorough(config, options.role, keeps=False)
+    node.tell = tell
     try:
-        return show(case, CHECKS if options.fast else [*CHECKS, *slow_checks.CHECKS], json=options.json)
+        return show(node, CHECKS if options.fast else [*CHECKS, *slow_checks.CHECKS], json=options.json)
     finally:
-        case.close()
+        node.close()
 
 
-def show(case: Examined, checks: Sequence[Check], *, json: bool) -> int:
+def show(node: Examined, checks: Sequence[Check], *, json: bool) -> int:
     """Run these checks and show each finding at once, or all as one JSON object; return the exit status."""
     found = []
-    for finding in case.examine(checks):
+    for finding in node.examine(checks):
         found.append(finding)
         if not json:
             sys.stdout.writelines(f"{line}\n" for line in lines(finding, width()))

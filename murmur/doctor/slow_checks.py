@@ -13,7 +13,7 @@ from murmur.plan.measure import Measured, Planned, measure
 from murmur.plan.timetable import duration
 from murmur.plan.training_speed import trial
 from node.doctor.bucket import ENDPOINT, POINTER_FIX
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Advice, Check, Fault
 from protocol.errors import ConfigError
 from protocol.messages import encode_slot, parse_slot
@@ -31,8 +31,8 @@ BUSY = "Other programs on this machine may have slowed this down: try once more"
 ONE_THREAD = "start the node with OMP_NUM_THREADS=1, as local networks do: other programs use this machine's cores"
 
 
-class Thorough(Case):
-    """A case whose links are measured."""
+class Thorough(ExaminedNode):
+    """A node whose links are measured."""
 
     links: Rates
     tell: Callable[[str], None]
@@ -61,10 +61,10 @@ class Links(Protocol):
     def reader(self) -> RangedBucket: ...
 
 
-def parts(case: Links) -> str | Advice:
+def parts(node: Links) -> str | Advice:
     """Check that parts of a large object may be sent in any order."""
-    case.tell("parts out of order")
-    if takes_parts_in_any_order(case.own, timeout_seconds=STORE_SECONDS):
+    node.tell("parts out of order")
+    if takes_parts_in_any_order(node.own, timeout_seconds=STORE_SECONDS):
         return "the store accepts the parts of a large object in any order"
     return Advice(
         "the store accepts parts in order only, so the upload of a payload begins when all of it is sealed",
@@ -72,9 +72,9 @@ def parts(case: Links) -> str | Advice:
     )
 
 
-def versions(case: Links) -> str:
+def versions(node: Links) -> str:
     """Check that a resumed download is of one version."""
-    if not tells_versions_apart(case.own, case.reader, timeout_seconds=STORE_SECONDS):
+    if not tells_versions_apart(node.own, node.reader, timeout_seconds=STORE_SECONDS):
         raise Fault(
             "the store sends a new version's bytes when the old one is asked for (it ignores If-Match). A "
             "peer that resumes a download gets a mixture, and counts it as this node's fault",
@@ -83,23 +83,23 @@ def versions(case: Links) -> str:
     return "the store tells a replaced object from the one before (If-Match)"
 
 
-def strangers(case: Thorough) -> str:
+def strangers(node: Thorough) -> str:
     """Check that a reader of the pointer on chain reaches the bucket."""
-    pointer = case.doors.pointer
+    pointer = node.doors.pointer
     slot = parse_slot(0, encode_slot(pointer))
     if slot.pointer != pointer:
         raise Fault("the bucket's address changes when it is encoded for the chain", POINTER_FIX)
     try:
-        case.doors.open_pointer(pointer).list("", max_keys=1, timeout_seconds=STORE_SECONDS)
+        node.doors.open_pointer(pointer).list("", max_keys=1, timeout_seconds=STORE_SECONDS)
     except ConfigError as fault:
         raise Fault(f"peers would refuse this bucket: {fault}", POINTER_FIX) from None
     return "peers can open this bucket by its address on chain"
 
 
-def links(case: Thorough) -> str | Advice:
+def links(node: Thorough) -> str | Advice:
     """Measure the links to the store and back."""
-    up, down, told = measure_links(case)
-    clock = case.run.first.clock
+    up, down, told = measure_links(node)
+    clock = node.run.first.clock
     if up < clock.upload_mbps or down < clock.download_mbps:
         return Advice(
             f"{told}; the run's clock was planned for {clock.upload_mbps:,.0f} and {clock.download_mbps:,.0f}",
@@ -108,18 +108,18 @@ def links(case: Thorough) -> str | Advice:
     return told
 
 
-def measure_links(case: Links) -> tuple[float, float, str]:
-    """Return Mb/s up and down, and both as text; stores them in `case.links`."""
-    case.tell("the links to the bucket")
-    seen = speed(case.own, case.reader, SPEED_BYTES, timeout_seconds=STORE_SECONDS)
-    case.links = Rates(up=Rate(seen.up, seen.up), down=Rate(seen.down, seen.down))
+def measure_links(node: Links) -> tuple[float, float, str]:
+    """Return Mb/s up and down, and both as text; stores them in `node.links`."""
+    node.tell("the links to the bucket")
+    seen = speed(node.own, node.reader, SPEED_BYTES, timeout_seconds=STORE_SECONDS)
+    node.links = Rates(up=Rate(seen.up, seen.up), down=Rate(seen.down, seen.down))
     up, down = 8e-6 * seen.up, 8e-6 * seen.down
     return up, down, f"{up:,.0f} Mb/s to the bucket, {down:,.0f} Mb/s from it"
 
 
-def memory(case: Thorough) -> str:
+def memory(node: Thorough) -> str:
     """Check that the model trains in the GPUs' memory."""
-    return in_memory(case.run.spec_at(case.round), on_gpu(case.config.device))
+    return in_memory(node.run.spec_at(node.round), on_gpu(node.config.device))
 
 
 def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
@@ -133,30 +133,30 @@ def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
     return f"{found.micro_sequences} sequences at once on each of {gpus} GPUs, {found.recompute} layers computed again"
 
 
-def pace(case: Thorough) -> str | Advice:
+def pace(node: Thorough) -> str | Advice:
     """Check that this machine and its links keep up with the clock.
 
     It is a fault only if even the quickest pass of the trial is late: another program may have slowed the others.
     """
-    spec = case.run.spec_at(case.round)
-    with_gpus = on_gpu(case.config.device)
+    spec = node.run.spec_at(node.round)
+    with_gpus = on_gpu(node.config.device)
     gpus, gpu_bytes = gpus_here() if with_gpus else (1, 0)
-    plan = Plan(spec, gpus, gpu_bytes, case.links, on_gpu=with_gpus)
-    measured = measure(plan, NOTHING_GIVEN, case.tell, home=case.home)
+    plan = Plan(spec, gpus, gpu_bytes, node.links, on_gpu=with_gpus)
+    measured = measure(plan, NOTHING_GIVEN, node.tell, home=node.home)
     plan, tried = measured.plan, tried_words(measured)
-    found = refusals(plan, [case.role])
-    if found and (single := _by_one_thread(measured, case)) is not None:
+    found = refusals(plan, [node.role])
+    if found and (single := _by_one_thread(measured, node)) is not None:
         return Advice(f"{'; '.join(found)}; {tried}. In time with one thread: {tried_words(single)}", ONE_THREAD)
-    if found and refusals(_quickest(measured), [case.role]):
+    if found and refusals(_quickest(measured), [node.role]):
         raise Fault("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
     if found:
-        return Advice(f"a {case.role} here is in time on an idle machine, but was late during this test; {tried}", BUSY)
-    deadline, ends, by = plan.tightest(case.role)
+        return Advice(f"a {node.role} here is in time on an idle machine, but was late during this test; {tried}", BUSY)
+    deadline, ends, by = plan.tightest(node.role)
     margin = f"{duration(by - ends)} before {deadline.when}"
-    return f"a {case.role} here {deadline.does} {margin}: it takes {duration(ends)} of {duration(by)}; {tried}"
+    return f"a {node.role} here {deadline.does} {margin}: it takes {duration(ends)} of {duration(by)}; {tried}"
 
 
-def _by_one_thread(measured: Measured[Plan], case: Thorough) -> Measured[Plan] | None:
+def _by_one_thread(measured: Measured[Plan], node: Thorough) -> Measured[Plan] | None:
     """Return the measurement with one thread if that is in time, else None. Threads that share cores with other work
     mostly wait for each other."""
     before = torch.get_num_threads()
@@ -164,14 +164,14 @@ def _by_one_thread(measured: Measured[Plan], case: Thorough) -> Measured[Plan] |
         return None
     torch.set_num_threads(1)
     try:
-        found = trial(measured.plan.spec, torch.device("cpu"), case.tell)
+        found = trial(measured.plan.spec, torch.device("cpu"), node.tell)
     finally:
         torch.set_num_threads(before)
     if found is None:
         return None
     rates = replace(measured.plan.rates, compute=Rate(found.flops))
     single = Measured(replace(measured.plan, rates=rates).with_spread(found.spread), found)
-    return None if refusals(_quickest(single), [case.role]) else single
+    return None if refusals(_quickest(single), [node.role]) else single
 
 
 def _quickest(measured: Measured[Planned]) -> Planned:

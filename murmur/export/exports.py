@@ -12,7 +12,7 @@ from murmur import network
 from node.cluster.bootstrap import SharedData, find_spec, open_shared, read_token, wrong_group
 from node.cluster.group_keys import Group, Token, is_token, parse_token
 from node.cluster.ledger import Ledger
-from node.sync.dataset import Copies
+from node.sync.dataset import RemoteShards
 from post.cluster_states import ClusterStates
 from post.export import export
 from post.llama import Dtype
@@ -156,7 +156,7 @@ def data_of(there: network.Opened, options: argparse.Namespace) -> AbstractConte
     """Yield the run's data set, the operator's or the part available in the owner's and validators' buckets, and a
     folder with its tokenizer's files. Raises ConfigError, and StorageError where no source has them."""
     digest = Digest(bytes.fromhex(there.run.first.data.index))
-    return _data(digest, options.data or there.config.data, lambda file: Copies(there.run, there.doors, file))
+    return _data(digest, options.data or there.config.data, lambda file: RemoteShards(there.run, there.doors, file))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from protocol.ports import Chain
 from protocol.types import Peer, PeerId
 
 
-class Unseen(StrEnum):
+class UnseenReason(StrEnum):
     """Why a row that was set cannot be read."""
 
     WAITING = "not revealed yet, or not final"
@@ -16,20 +16,20 @@ class Unseen(StrEnum):
     GONE = "its hotkey was no longer registered when they took effect"
 
 
-def row_of(chain: Chain, validator: PeerId, set_in: int) -> Row | Unseen:
+def row_of(chain: Chain, validator: PeerId, set_in: int) -> Row | UnseenReason:
     """Return the row of weights that the validator set in block `set_in`, as it took effect. Raises ChainError."""
     block = chain.stands_from(set_in)
     if block is None:
-        return Unseen.WAITING
+        return UnseenReason.WAITING
     # The chain reveals in the order of the commits: of all revealed in one block, only the last is visible.
     last = _last_update(chain, validator, block - 1)
     while last > set_in:
         if chain.stands_from(last) == block:
-            return Unseen.OVERWRITTEN
+            return UnseenReason.OVERWRITTEN
         last = _last_update(chain, validator, last - 1)
     me = _peer(chain, validator, block)
     if me is None:
-        return Unseen.GONE
+        return UnseenReason.GONE
     return Row(block, chain.weights(block, me.uid), chain.weights(block - 1, me.uid))
 
 

@@ -25,7 +25,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChainAccess:
     """A node's connection to the chain, enough to find its run."""
 
     chain: SubtensorChain
@@ -86,10 +86,10 @@ def signer_of(wallet: "Wallet") -> Signer:
     return HotkeySigner(wallet.hotkey)
 
 
-def connect(config: NodeConfig | OwnerConfig) -> Line:
+def connect(config: NodeConfig | OwnerConfig) -> ChainAccess:
     """Open wallet and chain. Raises ConfigError for a fault that the operator has to fix."""
     wallet = own_wallet(config)
-    return Line(own_chain(config, wallet), signer_of(wallet), verify)
+    return ChainAccess(own_chain(config, wallet), signer_of(wallet), verify)
 
 
 def published(own: BucketConfig) -> Pointer | PublicPointer:
@@ -101,7 +101,7 @@ def published(own: BucketConfig) -> Pointer | PublicPointer:
     return Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
 
 
-def open_doors(config: NodeConfig | OwnerConfig, line: Line, *, local: bool) -> Doors:
+def open_doors(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: bool) -> Doors:
     """Open the bucket, and return it with the chain, for a run that is `local` or not. Raises ConfigError."""
     own, pointer = config.bucket, published(config.bucket)
     if not local and urlsplit(pointer.endpoint).scheme != "https":
@@ -109,5 +109,5 @@ def open_doors(config: NodeConfig | OwnerConfig, line: Line, *, local: bool) -> 
         raise ConfigError(f"{name} must be an https URL in a run that is not local: peers refuse all others")
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
     encode_pointer(pointer)  # a pointer that cannot be published fails now, not in the first round
-    chain = line.chain.as_local() if local else line.chain
-    return Doors(chain, line.signer, line.verify, bucket, pointer, opener(local=local))
+    chain = access.chain.as_local() if local else access.chain
+    return Doors(chain, access.signer, access.verify, bucket, pointer, opener(local=local))

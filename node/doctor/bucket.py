@@ -1,10 +1,10 @@
 """Checks of the bucket: we can open it, our key writes it, and the published pointer only reads it."""
 
 from chain.keys import verify
-from node.config.adapters import Line, open_doors
+from node.config.adapters import ChainAccess, open_doors
 from node.config.settings_sources import variable_of
 from node.doctor.bucket_trial import try_own
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Fault
 from node.doctor.reach import reaction
 from protocol.errors import StorageError
@@ -15,23 +15,23 @@ ENDPOINT = f"{variable_of('bucket.endpoint')} (--bucket.endpoint)"
 POINTER_FIX = f"check {ENDPOINT} and {variable_of('bucket.name')} (--bucket.name)"
 
 
-def pointer(case: Case) -> str:
+def pointer(node: ExaminedNode) -> str:
     """Check that the configured bucket is valid and its pointer can be published."""
-    config = case.config
-    case.doors = open_doors(config, Line(case.chain, case.signer, verify), local=case.local)
+    config = node.config
+    node.doors = open_doors(config, ChainAccess(node.chain, node.signer, verify), local=node.local)
     return f"{config.bucket.endpoint}/{config.bucket.name} can be published"
 
 
-def bucket(case: Case) -> str:
+def bucket(node: ExaminedNode) -> str:
     """Check that our key writes, and that the published pointer reads and does no more."""
-    doors = case.doors
-    began = case.time.now()
+    doors = node.doors
+    began = node.time.now()
     try:
-        try_own(doors.bucket, doors.pointer, local=case.local, timeout_seconds=TRY_SECONDS, time=doors.time)
+        try_own(doors.bucket, doors.pointer, local=node.local, timeout_seconds=TRY_SECONDS, time=doors.time)
     except StorageError as fault:
         raise Fault(
             f"the store fails ({fault}): peers could not read anything from this node",
             f"check {ENDPOINT}, and that this machine reaches that address (a firewall, a name server, a proxy)",
-            reaction(case.config.bucket.endpoint, case.time.now() - began, TRY_SECONDS),
+            reaction(node.config.bucket.endpoint, node.time.now() - began, TRY_SECONDS),
         ) from None
     return "our key writes; the published key reads, and can do nothing else"

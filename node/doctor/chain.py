@@ -3,7 +3,7 @@
 from node.chain.subnet_terms import LOW_BALANCE_RAO, RAO_PER_TAO
 from node.config import adapters
 from node.config.settings_sources import variable_of
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Advice, Fault
 from node.doctor.reach import reaction
 from protocol.errors import STATE_PRUNED, ChainError
@@ -20,38 +20,38 @@ ARCHIVES = f"--archives ({variable_of('archives')})"
 """The names of these settings for an operator."""
 
 
-def wallet(case: Case) -> str:
+def wallet(node: ExaminedNode) -> str:
     """Check that the hotkey's file exists and opens."""
-    own = case.config.wallet
-    wallet = adapters.own_wallet(case.config)
-    case.signer = adapters.signer_of(wallet)
-    case.wallet = wallet
-    return f"hotkey {own.hotkey!r} of wallet {own.name!r}: {hotkey(case.signer.peer)}"
+    own = node.config.wallet
+    wallet = adapters.own_wallet(node.config)
+    node.signer = adapters.signer_of(wallet)
+    node.wallet = wallet
+    return f"hotkey {own.hotkey!r} of wallet {own.name!r}: {hotkey(node.signer.peer)}"
 
 
-def chain(case: Case) -> str:
+def chain(node: ExaminedNode) -> str:
     """Check that the chain answers."""
-    config = case.config
-    case.chain = adapters.own_chain(config, case.wallet)
-    began = case.time.now()
+    config = node.config
+    node.chain = adapters.own_chain(config, node.wallet)
+    began = node.time.now()
     try:
-        case.chain.reach(REACH_SECONDS)
-        case.head = case.chain.finalized()
+        node.chain.reach(REACH_SECONDS)
+        node.head = node.chain.finalized()
     except ChainError as fault:
         raise Fault(
             f"{fault}. Without it nothing can be agreed or paid",
             f"check {NETWORK}, and that this machine reaches that address (a firewall, a name server, a proxy)",
-            reaction(config.network, case.time.now() - began, REACH_SECONDS),
+            reaction(config.network, node.time.now() - began, REACH_SECONDS),
         ) from None
-    return f"{config.network} answers; block {case.head.block} is final"
+    return f"{config.network} answers; block {node.head.block} is final"
 
 
-def history(case: Case) -> str | Advice:
+def history(node: ExaminedNode) -> str | Advice:
     """Check that the chain's own node or an archive has the state of long ago."""
-    block = max(0, case.head.block - FAR_BACK_BLOCKS)
-    back = f"the state of {case.head.block - block:,} blocks ago"
+    block = max(0, node.head.block - FAR_BACK_BLOCKS)
+    back = f"the state of {node.head.block - block:,} blocks ago"
     try:
-        keeper = case.chain.keeper(block)
+        keeper = node.chain.keeper(block)
     except ChainError as fault:
         if fault.code != STATE_PRUNED:
             raise
@@ -60,56 +60,56 @@ def history(case: Case) -> str | Advice:
             "have to wait for others",
             f"name archives that have it: {ARCHIVES}; or let the chain's node keep more",
         )
-    own = keeper == case.config.network
+    own = keeper == node.config.network
     return f"{back} is kept by {'the chain node itself' if own else f'an archive alone, {keeper}'}"
 
 
-def subnet(case: Case) -> str:
+def subnet(node: ExaminedNode) -> str:
     """Check that the subnet exists; read its settings and peers."""
-    case.subnet = case.chain.subnet(case.head.block)
-    case.peers = case.chain.peers(case.head.block)
-    seen = case.subnet
+    node.subnet = node.chain.subnet(node.head.block)
+    node.peers = node.chain.peers(node.head.block)
+    seen = node.subnet
     return (
-        f"subnet {case.config.netuid}: {len(case.peers)} hotkeys, tempo {seen.tempo}, {seen.post_bytes} bytes of posts "
+        f"subnet {node.config.netuid}: {len(node.peers)} hotkeys, tempo {seen.tempo}, {seen.post_bytes} bytes of posts "
         f"an epoch, weights every {seen.weights_rate_limit} blocks, "
         f"commit-reveal {'on' if seen.commit_reveal else 'off'}"
     )
 
 
-def registered(case: Case) -> str:
+def registered(node: ExaminedNode) -> str:
     """Check that the hotkey is registered on the subnet."""
-    address, netuid = hotkey(case.signer.peer), case.config.netuid
-    found = next((peer for peer in case.peers if peer.id == case.signer.peer), None)
+    address, netuid = hotkey(node.signer.peer), node.config.netuid
+    found = next((peer for peer in node.peers if peer.id == node.signer.peer), None)
     if found is None:
-        own = case.config.wallet
+        own = node.config.wallet
         raise Fault(
-            f"hotkey {address} is not registered on subnet {netuid} of {case.config.network}: the chain would "
+            f"hotkey {address} is not registered on subnet {netuid} of {node.config.network}: the chain would "
             "refuse its posts",
             f"register it (btcli subnet register --netuid {netuid} -w {own.name} -H {own.hotkey}). If another of your "
             f"hotkeys is registered, name that one: {WALLET}; if this one is on another subnet: {NETUID}",
         )
-    case.me = found
+    node.me = found
     return f"uid {found.uid}, stake {found.stake / RAO_PER_TAO:,.2f}"
 
 
-def permit(case: Case) -> str:
+def permit(node: ExaminedNode) -> str:
     """Check that a validator has the chain's permit, so that its words count."""
-    if not case.me.validates and case.me.id != case.subnet.owner:
-        permitted = [peer.stake for peer in case.peers if peer.validates]
+    if not node.me.validates and node.me.id != node.subnet.owner:
+        permitted = [peer.stake for peer in node.peers if peer.validates]
         least = f"; the smallest with a permit has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
         raise Fault(
-            f"hotkey {hotkey(case.me.id)} has no validator permit: its words would not count, and the chain "
-            f"would refuse its weights. Its stake is {case.me.stake / RAO_PER_TAO:,.2f}{least}",
-            f"stake to it (btcli stake add --netuid {case.config.netuid}); permits are given at the end of an epoch, "
-            f"{case.subnet.tempo} blocks long, so start again after the next one. To train instead, start the miner",
+            f"hotkey {hotkey(node.me.id)} has no validator permit: its words would not count, and the chain "
+            f"would refuse its weights. Its stake is {node.me.stake / RAO_PER_TAO:,.2f}{least}",
+            f"stake to it (btcli stake add --netuid {node.config.netuid}); permits are given at the end of an epoch, "
+            f"{node.subnet.tempo} blocks long, so start again after the next one. To train instead, start the miner",
         )
     return "the hotkey has a validator permit"
 
 
-def balance(case: Case) -> str | Advice:
+def balance(node: ExaminedNode) -> str | Advice:
     """Check the balance for fees. Only advice, since a chain may charge none."""
-    rao = case.chain.balance()
-    told = f"the coldkey that owns hotkey {hotkey(case.me.id)} has {rao / RAO_PER_TAO:.6f} TAO free"
+    rao = node.chain.balance()
+    told = f"the coldkey that owns hotkey {hotkey(node.me.id)} has {rao / RAO_PER_TAO:.6f} TAO free"
     if rao < LOW_BALANCE_RAO:
         return Advice(
             f"{told}, and pays the fees of this node's posts. If the chain charges fees, that may soon be spent",
@@ -118,8 +118,8 @@ def balance(case: Case) -> str | Advice:
     return told
 
 
-def weights(case: Case) -> str:
+def weights(node: ExaminedNode) -> str:
     """Check that the chain would take a validator's weights: stake, permit, its kind of commit-reveal and version."""
-    chain = case.chain.as_local() if case.found.first.local else case.chain
-    chain.require_weights({peer.uid: 1.0 for peer in case.peers})
-    return f"the chain takes a complete row of {len(case.peers)} weights from this hotkey"
+    chain = node.chain.as_local() if node.found.first.local else node.chain
+    chain.require_weights({peer.uid: 1.0 for peer in node.peers})
+    return f"the chain takes a complete row of {len(node.peers)} weights from this hotkey"

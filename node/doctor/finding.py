@@ -60,10 +60,10 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of a node (node/doctor/case.py).
+    """One check of a node (node/doctor/examined_node.py).
 
     `work` returns its observation, or raises Fault. For other errors of protocol/errors.py their message is shown, with
-    `fix`. `work` stores everything that it opens in the case. `needs`: names of the checks that must have passed
+    `fix`. `work` stores all that it opens in the examined node. `needs`: names of the checks that must have passed
     before, since this one uses their results. `roles`: the roles that it applies to.
     """
 

@@ -11,7 +11,7 @@ from node.config.run_file import folder_of
 from node.config.settings import ClusterConfig, NetworkConfig
 from node.config.settings import home as open_home
 from node.config.settings_sources import variable_of
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Advice, Fault, Reaction
 from node.sync.dataset import DATA
 from protocol.errors import StorageError
@@ -32,10 +32,10 @@ DATA_FIX = f"; or keep less of the data set there: --data_gigabytes, {variable_o
 CLOCK_FIX = "set this machine's clock and keep it right by NTP: timedatectl set-ntp true"
 
 
-def home(case: Case) -> str:
+def home(node: ExaminedNode) -> str:
     """Check that the state folder exists and is writable."""
-    case.home = open_home(case.config)
-    path = case.home / f".trial-{os.getpid()}"
+    node.home = open_home(node.config)
+    path = node.home / f".trial-{os.getpid()}"
     try:
         with path.open("wb") as file:
             file.write(secrets.token_bytes(_TRIAL_BYTES))
@@ -43,28 +43,28 @@ def home(case: Case) -> str:
             os.fsync(file.fileno())
     except OSError as fault:
         raise Fault(
-            f"nothing can be written to the state folder {case.home} ({fault.strerror}), but a node has to "
+            f"nothing can be written to the state folder {node.home} ({fault.strerror}), but a node has to "
             "save every round before it publishes",
             HOME_FIX,
         ) from None
     finally:
         path.unlink(missing_ok=True)
-    return f"{case.home} can be written"
+    return f"{node.home} can be written"
 
 
-def disk(case: Case) -> str:
+def disk(node: ExaminedNode) -> str:
     """Check that the disk has room for the most that the run's state and the fetched shards take, less the bytes there
     already."""
-    spec, folder = case.found.first, folder_of(case.home, case.found.id)
-    data = _shards(case.config, spec) if case.role == "miner" else 0  # a validator keeps none
-    return room(case.home, folder, sum(disk_parts(spec, case.role).values()), data, case.role)
+    spec, folder = node.found.first, folder_of(node.home, node.found.id)
+    data = _shards(node.config, spec) if node.role == "miner" else 0  # a validator keeps none
+    return room(node.home, folder, sum(disk_parts(spec, node.role).values()), data, node.role)
 
 
-def member_disk(case: Any) -> str:
+def member_disk(node: Any) -> str:
     """Check the same for a cluster's member, one of all members that there are now (murmur/cluster/doctor.py)."""
-    state = sum(trainer_disk(MemberSizes(case.spec, case.members)).values())
-    folder = folder_of(case.home, case.token.run_id)
-    return room(case.home, folder, state, _shards(case.config, case.spec), "member")
+    state = sum(trainer_disk(MemberSizes(node.spec, node.members)).values())
+    folder = folder_of(node.home, node.token.run_id)
+    return room(node.home, folder, state, _shards(node.config, node.spec), "member")
 
 
 def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
@@ -89,10 +89,10 @@ def _shards(config: NetworkConfig | ClusterConfig, spec: TrainingSpec) -> int:
     return min(int(config.data_gigabytes * 1e9), TrainingSizes(spec).token * spec.data.num_tokens)
 
 
-def device(case: Case) -> str | Advice:
+def device(node: ExaminedNode) -> str | Advice:
     """Check that the device and the codec exist."""
-    ops.use(case.config.codec)
-    told = f"{describe(choose_device(case.config.device))}; codec {ops.backend()}"
+    ops.use(node.config.codec)
+    told = f"{describe(choose_device(node.config.device))}; codec {ops.backend()}"
     if ops.is_fallback():
         return Advice(
             f"{told}, the slow reference: compressing and judging take dozens of times longer",
@@ -101,17 +101,17 @@ def device(case: Case) -> str | Advice:
     return told
 
 
-def clock(case: Case) -> str | Advice:
+def clock(node: ExaminedNode) -> str | Advice:
     """Compare this machine's clock with the store's and the chain's. A store refuses signatures by a wrong clock."""
     try:
-        date = server_time(case.endpoint, timeout_seconds=DATE_SECONDS)
+        date = server_time(node.endpoint, timeout_seconds=DATE_SECONDS)
     except StorageError:
         date = None
-    now = case.time.wall()
+    now = node.time.wall()
     off = None if date is None else now - date
-    age = now - case.head.time if hasattr(case, "head") else None
+    age = now - node.head.time if hasattr(node, "head") else None
     if off is not None and abs(off) > CLOCK_SECONDS:
-        raise Fault(f"{_off(off)} of {case.endpoint}, which refuses what is signed by it", CLOCK_FIX)
+        raise Fault(f"{_off(off)} of {node.endpoint}, which refuses what is signed by it", CLOCK_FIX)
     if off is None and age is not None and age < -CLOCK_SECONDS:
         raise Fault(f"{_off(age)} of the chain's newest final block; a store refuses what is signed by it", CLOCK_FIX)
     if off is None and age is not None and age > BLOCK_AGE_SECONDS:

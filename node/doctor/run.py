@@ -3,7 +3,7 @@
 from node.chain import subnet_terms
 from node.config.adapters import owner_opener
 from node.config.settings_sources import variable_of
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Fault
 from node.state.store import InUse, StateStore
 from node.sync import run_discovery as runs
@@ -30,45 +30,45 @@ FETCH_FIX = (
 )
 
 
-def spec(case: Case) -> str:
+def spec(node: ExaminedNode) -> str:
     """Find the run, and check that it belongs to this chain and subnet."""
-    case.found = runs.find_run(case.config, case.chain, owner_opener(case.config), case.home, case.read)
-    return f"run {case.found.first.name} ({case.found.id.hex()[:16]})"
+    node.found = runs.find_run(node.config, node.chain, owner_opener(node.config), node.home, node.read)
+    return f"run {node.found.first.name} ({node.found.id.hex()[:16]})"
 
 
-def state(case: Case) -> str:
+def state(node: ExaminedNode) -> str:
     """Check that the state folder is readable and not in use; a node that will run takes it."""
-    if not case.keeps and not StateStore.exists(case.home, case.found.id):
+    if not node.keeps and not StateStore.exists(node.home, node.found.id):
         return "no state of this run is saved yet"
     try:
-        store = StateStore(case.home, case.found.id)
+        store = StateStore(node.home, node.found.id)
     except InUse:
-        if case.keeps:
+        if node.keeps:
             raise
         return "in use by a node that runs"
     saved = store.load()
-    if case.keeps:
-        case.store = store
+    if node.keeps:
+        node.store = store
     else:
         store.close()
-    case.undecided = saved.round if saved is not None else 0
+    node.undecided = saved.round if saved is not None else 0
     return "no state of this run is saved yet" if saved is None else f"saved at the start of round {saved.round}"
 
 
-def run(case: Case) -> str:
+def run(node: ExaminedNode) -> str:
     """Check that this release can take part, and that the run can work on the subnet as it is."""
-    case.run = settled(case.found, case.undecided, case.doors, case.read)
-    case.round = max(0, case.run.clock.round_at(case.head.block))
-    runs.require_protocol(case.run, case.round)
-    subnet_terms.require_fit(case.run, case.round, case.subnet)
-    return f"round {case.round}, {len(case.run.amendments)} amendments; the subnet's settings fit its clock"
+    node.run = settled(node.found, node.undecided, node.doors, node.read)
+    node.round = max(0, node.run.clock.round_at(node.head.block))
+    runs.require_protocol(node.run, node.round)
+    subnet_terms.require_fit(node.run, node.round, node.subnet)
+    return f"round {node.round}, {len(node.run.amendments)} amendments; the subnet's settings fit its clock"
 
 
-def data(case: Case) -> str:
+def data(node: ExaminedNode) -> str:
     """Check that the data set is the run's."""
     try:
-        case.shards = open_data(case.config, case.run, case.doors, case.home)
+        node.shards = open_data(node.config, node.run, node.doors, node.home)
     except ConfigError as fault:
-        raise Fault(str(fault), FETCH_FIX if case.config.data is None else DATA_FIX) from None
-    index = Digest(bytes.fromhex(case.run.first.data.index))
-    return f"index {index.hex()[:16]}, {case.shards.train.num_tokens:,} tokens"
+        raise Fault(str(fault), FETCH_FIX if node.config.data is None else DATA_FIX) from None
+    index = Digest(bytes.fromhex(node.run.first.data.index))
+    return f"index {index.hex()[:16]}, {node.shards.train.num_tokens:,} tokens"

@@ -14,7 +14,7 @@ from loguru import logger
 
 from node.config.settings import NodeConfig
 from node.doctor import bucket, chain, machine, run
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Check, Finding, Reaction, Status
 from protocol.errors import ConfigError, UpdateNeeded
 from protocol.ports import Time
@@ -55,24 +55,24 @@ CHECKS: Sequence[Check] = (
 )
 
 
-def ready(config: NodeConfig, role: Role, time: Time = REAL) -> Case:
+def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
     """Return everything that a node is built of, once all checks have passed. Raises ConfigError for faults that the
     operator has to fix, UpdateNeeded if this release is too old. Nothing is published before it returns."""
     until = time.now() + HANG_SECONDS
     while True:
-        case = Case(config, role, keeps=True, time=time)
+        node = ExaminedNode(config, role, keeps=True, time=time)
         try:
-            found = list(case.examine(CHECKS))
-            if _may_begin(found, case, until - time.now()):
-                return case
+            found = list(node.examine(CHECKS))
+            if _may_begin(found, node, until - time.now()):
+                return node
         except BaseException:
-            case.close()
+            node.close()
             raise
-        case.close()
+        node.close()
         time.sleep(RETRY_SECONDS)
 
 
-def _may_begin(found: Sequence[Finding], case: Case, patience: float) -> bool:
+def _may_begin(found: Sequence[Finding], node: ExaminedNode, patience: float) -> bool:
     """Whether all checks have passed; False to wait for a server. `patience`: seconds left for one that has never
     answered. Raises ConfigError, UpdateNeeded."""
     faults = [finding for finding in found if finding.status is Status.FAULT]
@@ -80,11 +80,11 @@ def _may_begin(found: Sequence[Finding], case: Case, patience: float) -> bool:
         for finding in found:
             if finding.fix:
                 logger.warning("{detail}. {fix}", detail=finding.detail, fix=finding.fix)
-        _remember(case)
+        _remember(node)
         return True
     if any(fault.reaction is Reaction.UPDATE for fault in faults):
         raise UpdateNeeded(next(fault.detail for fault in faults if fault.reaction is Reaction.UPDATE))
-    known = _answered(case) == _addresses(case.config)
+    known = _answered(node) == _addresses(node.config)
     waits = {Reaction.WAIT} | ({Reaction.REACH, Reaction.HANGS} if known else set())
     if not known and patience > 0:
         waits.add(Reaction.HANGS)
@@ -118,18 +118,18 @@ def _addresses(config: NodeConfig) -> dict[str, str]:
     return {"network": config.network, "endpoint": own.endpoint, "public_url": own.public_url or ""}
 
 
-def _answered(case: Case) -> dict[str, str] | None:
+def _answered(node: ExaminedNode) -> dict[str, str] | None:
     """Return the addresses for which every check has passed in this home; None when there are none."""
     try:
-        found = json.loads((case.home / ANSWERED).read_bytes())
+        found = json.loads((node.home / ANSWERED).read_bytes())
     except (AttributeError, OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def _remember(case: Case) -> None:
-    addresses = _addresses(case.config)
-    if _answered(case) != addresses:
-        partial = case.home / f"{ANSWERED}.{os.getpid()}.partial"
+def _remember(node: ExaminedNode) -> None:
+    addresses = _addresses(node.config)
+    if _answered(node) != addresses:
+        partial = node.home / f"{ANSWERED}.{os.getpid()}.partial"
         partial.write_text(json.dumps(addresses))
-        os.replace(partial, case.home / ANSWERED)
+        os.replace(partial, node.home / ANSWERED)

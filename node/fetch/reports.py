@@ -25,7 +25,7 @@ Found = tuple[Report, dict[str, Any]]
 """A report and its body."""
 
 
-class Unread(StrEnum):
+class UnreadReason(StrEnum):
     """Why a validator's report cannot be read. MALFORMED: the object is no report of this round signed by the
     validator."""
 
@@ -37,14 +37,14 @@ class Unread(StrEnum):
 
 
 _CODES = {
-    "missing": Unread.MISSING,
-    "mismatch": Unread.MALFORMED,
-    "wrong_size": Unread.TOO_LARGE,
-    "refused": Unread.REFUSED,
-    "unavailable": Unread.UNAVAILABLE,
-    "left_out": Unread.UNAVAILABLE,
+    "missing": UnreadReason.MISSING,
+    "mismatch": UnreadReason.MALFORMED,
+    "wrong_size": UnreadReason.TOO_LARGE,
+    "refused": UnreadReason.REFUSED,
+    "unavailable": UnreadReason.UNAVAILABLE,
+    "left_out": UnreadReason.UNAVAILABLE,
 }
-SILENT = {Unread.REFUSED, Unread.UNAVAILABLE}
+SILENT = {UnreadReason.REFUSED, UnreadReason.UNAVAILABLE}
 """Codes of a bucket that does not answer, or whose pointer leads nowhere: its other objects cannot be read either."""
 
 
@@ -76,7 +76,7 @@ class Reports:
         found = self.look(round, validators, seconds)
         return {one: report for one, report in found.items() if isinstance(report, Report)}
 
-    def look(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, Report | Unread]:
+    def look(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, Report | UnreadReason]:
         """Return the same, and for each of the other validators why its report cannot be read."""
         unread = self._ask(round, validators, seconds)
         return {one: unread[one] if one in unread else self._read[one, round][0] for one in validators}
@@ -94,7 +94,7 @@ class Reports:
                 break
         return {one: found[one] for one in validators if one in found}
 
-    def _ask(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, Unread]:
+    def _ask(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, UnreadReason]:
         """Read the reports of this round. Return, for each validator whose report cannot be read, why."""
 
         def accept(validator: PeerId) -> Callable[[Data], bool]:

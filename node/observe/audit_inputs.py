@@ -20,7 +20,7 @@ from gauntlet.remembered import Remembered
 from gauntlet.report import Report
 from gauntlet.sketch import Sample, Sketch
 from node.chain.agreement import Agreement
-from node.chain.weights_status import Unseen, row_of
+from node.chain.weights_status import UnseenReason, row_of
 from node.config.adapters import Doors
 from node.fetch.payloads import MAX_THREADS, fetch_keys, fetch_pinned
 from node.fetch.reports import FETCH_SECONDS, LOOK_BACK_ROUNDS, Found, Reports
@@ -363,7 +363,7 @@ def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tupl
         row = row_of(chain, validator, paid.set_in)
     except ChainError:
         return peers, GONE
-    return peers, str(row) if isinstance(row, Unseen) else row
+    return peers, str(row) if isinstance(row, UnseenReason) else row
 
 
 def _seconds(spec: RunSpec, num_payloads: int) -> float:

@@ -17,7 +17,7 @@ from gauntlet.commitment import commitment
 from gauntlet.report import Report
 from node.chain.agreement import Agreement
 from node.config.adapters import Doors
-from node.fetch.reports import SILENT, Reports, Unread
+from node.fetch.reports import SILENT, Reports, UnreadReason
 from node.fetch.sources import Sources
 from node.sync.amendments import settled
 from node.sync.selection_chain import SelectionChain
@@ -80,7 +80,7 @@ class History:
         """The same where no source gave the next selection; retried in the next round."""
         self._seen: set[int] = set()
         """Rounds that came from the chain."""
-        self._late: dict[int, dict[PeerId, Unread | None]] = {}
+        self._late: dict[int, dict[PeerId, UnreadReason | None]] = {}
         """By round, the validators whose reports may still come, and why they could not be read before."""
         self._silent: set[PeerId] = set()
         """Validators whose buckets do not answer: not asked again in this round."""

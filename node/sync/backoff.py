@@ -36,7 +36,7 @@ class Backoff:
         self._refused: list[int] = []
         """Consecutive rounds in which our bucket has refused us."""
 
-    def broke_off(self, round: int, fault: ChainError | StorageError) -> None:
+    def pause_after(self, round: int, fault: ChainError | StorageError) -> None:
         """Log the failure and pause before the next try. If our own bucket refuses us, pauses grow and it is logged
         once a round. Raises ConfigError after ROUNDS consecutive rounds of refusals."""
         before = self._refused[-1:]

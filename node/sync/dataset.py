@@ -60,7 +60,7 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
                 "--netuid, or use --spec and --data"
             )
         max_bytes = int(config.data_gigabytes * 1e9)
-        remote = Copies(run, doors, folder / INDEX)
+        remote = RemoteShards(run, doors, folder / INDEX)
         shards = Shards.open(folder, index_digest=index, remote=remote, max_bytes=max_bytes)
         needed = shards.train.most_bytes(spec.pages_per_round, spec.page_tokens)
         if needed > max_bytes:
@@ -78,7 +78,7 @@ class _Holder:
     open: Callable[[], RangedBucket]
 
 
-class Copies:
+class RemoteShards:
     """All nodes' copies of the data set (training/remote_files.py, Remote). Sources that fail are asked after the
     others. Thread-safe."""
 

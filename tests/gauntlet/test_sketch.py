@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gauntlet.sketch import COMPARED_VALUES, Copies, Sample, Sketch, find_copies
+from gauntlet.sketch import COMPARED_VALUES, FoundCopies, Sample, Sketch, find_copies
 from protocol.layout import Layout
 from protocol.spec import GauntletSpec
 from protocol.types import Digest
@@ -211,8 +211,8 @@ def test_a_payload_of_nothing_is_near_to_nothing_but_its_equal() -> None:
     sample = Sample(empty, BLOCK_D)
     sketches = {peer_id(n): Sketch(peer_id(n), 5, Digest(sha256(b"%d" % (n // 2)).digest()), b"") for n in range(3)}
     twins = {peer_id(0): frozenset([peer_id(1)]), peer_id(1): frozenset([peer_id(0)])}
-    assert find_copies(sample, sketches, [], SPEC) == Copies({}, twins)
-    assert find_copies(sample, {}, [], SPEC) == Copies({}, {})
+    assert find_copies(sample, sketches, [], SPEC) == FoundCopies({}, twins)
+    assert find_copies(sample, {}, [], SPEC) == FoundCopies({}, {})
 
 
 # --- what a copier may try -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dashboard.validators import validators
 from murmur.dashboard import follower, watcher
 from murmur.dashboard.watcher import NOT_KEPT, Network
 from node.chain.agreement import Agreement
-from node.fetch.reports import Unread
+from node.fetch.reports import UnreadReason
 from node.observe import history as histories
 from node.observe.history import History
 from node.observe.reader import AsOf
@@ -290,12 +290,12 @@ def spoilt(played: FakeNetwork, how: str) -> bytes:
 @pytest.mark.parametrize(
     ("how", "code"),
     [
-        ("torn", Unread.MALFORMED),
-        ("nothing", Unread.MALFORMED),
-        ("crowd", Unread.MALFORMED),
-        ("numbers", Unread.MALFORMED),
-        ("text", Unread.MALFORMED),
-        ("huge", Unread.TOO_LARGE),
+        ("torn", UnreadReason.MALFORMED),
+        ("nothing", UnreadReason.MALFORMED),
+        ("crowd", UnreadReason.MALFORMED),
+        ("numbers", UnreadReason.MALFORMED),
+        ("text", UnreadReason.MALFORMED),
+        ("huge", UnreadReason.TOO_LARGE),
     ],
 )
 def test_a_report_that_is_none_is_a_code_and_costs_the_other_nothing(

@@ -11,7 +11,7 @@ from node.config import adapters
 from node.config.adapters import Doors, opener
 from node.config.settings import NodeConfig
 from node.doctor import bucket, bucket_trial, machine
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Finding
 from node.doctor.start import CHECKS
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
@@ -133,11 +133,11 @@ class World:
         return NodeConfig.model_validate(table | self.options)
 
     def found(self, role: str = "miner") -> dict[str, Finding]:
-        case = Case(self.config(), role, keeps=False, time=self.time)  # type: ignore[arg-type]
+        node = ExaminedNode(self.config(), role, keeps=False, time=self.time)  # type: ignore[arg-type]
         try:
-            return {finding.name: finding for finding in case.examine(CHECKS)}
+            return {finding.name: finding for finding in node.examine(CHECKS)}
         finally:
-            case.close()
+            node.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from chain.adapter import open_chain
-from node.config.adapters import Doors, Line, open_doors, opener, owner_opener
+from node.config.adapters import ChainAccess, Doors, open_doors, opener, owner_opener
 from node.config.settings import NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
 from protocol.types import Pointer, PublicPointer
@@ -26,28 +26,28 @@ def config(endpoint: str, network: str = "ws://127.0.0.1:9944", **bucket: str | 
     return NodeConfig.model_validate(table)
 
 
-def line() -> Line:
-    return Line(open_chain("ws://127.0.0.1:1", 1, None), FakeSigner("a"), fake_verify)
+def access() -> ChainAccess:
+    return ChainAccess(open_chain("ws://127.0.0.1:1", 1, None), FakeSigner("a"), fake_verify)
 
 
 @pytest.mark.parametrize("pointer", PRIVATE)
 def test_a_public_run_over_a_chain_node_on_this_machine_follows_no_private_pointer(pointer: Pointer) -> None:
     """Whoever runs a node of a public chain beside its miner has such an address."""
-    doors = open_doors(config("https://own.example"), line(), local=False)
+    doors = open_doors(config("https://own.example"), access(), local=False)
     with pytest.raises(ConfigError):
         doors.open_pointer(pointer)
-    open_doors(config("http://127.0.0.1:9000"), line(), local=True).open_pointer(PRIVATE[1])
+    open_doors(config("http://127.0.0.1:9000"), access(), local=True).open_pointer(PRIVATE[1])
 
 
 def test_ones_own_bucket_has_to_be_one_that_the_runs_peers_will_follow() -> None:
     with pytest.raises(ConfigError, match="https"):
-        open_doors(config("http://127.0.0.1:9000"), line(), local=False)
+        open_doors(config("http://127.0.0.1:9000"), access(), local=False)
 
 
 def test_a_public_bucket_is_published_without_a_key_and_its_address_has_to_be_one_that_peers_follow() -> None:
     def doors(public_url: str) -> Doors:
         table = config("https://own.example", read_access_key=None, read_secret_key=None, public_url=public_url)
-        return open_doors(table, line(), local=False)
+        return open_doors(table, access(), local=False)
 
     assert doors("https://cdn.example").pointer == PublicPointer("https://cdn.example")
     with pytest.raises(ConfigError, match=r"bucket\.public_url must be an https URL"):
@@ -58,7 +58,7 @@ def test_a_public_bucket_is_published_without_a_key_and_its_address_has_to_be_on
 
 @pytest.mark.parametrize("pointer", PRIVATE)
 def test_a_public_pointer_to_a_private_address_is_not_followed(pointer: Pointer) -> None:
-    doors = open_doors(config("https://own.example"), line(), local=False)
+    doors = open_doors(config("https://own.example"), access(), local=False)
     with pytest.raises(ConfigError):
         doors.open_pointer(PublicPointer(pointer.endpoint.replace("http:", "https:")))
 

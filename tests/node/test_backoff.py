@@ -33,18 +33,18 @@ def told() -> Iterator[list[str]]:
 
 
 class Node:
-    """What a node's loop does with its setbacks, in the chain's round `round`."""
+    """What a node's loop does with its backoff, in the chain's round `round`."""
 
     def __init__(self, *, denied: bool) -> None:
         self.store, self.time, self.round = FakeStore(), Paused(), 0
         own = self.store.bucket("own")
         self.store.faults["own"] = Faults(denied=denied)
-        self.setbacks = Backoff(own, 100.0, lambda: self.round, self.time)
+        self.backoff = Backoff(own, 100.0, lambda: self.round, self.time)
 
     def fails(self, round: int, fault: ChainError | StorageError) -> None:
         """Its state stands at round 0 for ever."""
         self.round = round
-        self.setbacks.broke_off(0, fault)
+        self.backoff.pause_after(0, fault)
 
 
 def test_three_rounds_on_end_end_the_node_with_what_to_check(told: list[str]) -> None:

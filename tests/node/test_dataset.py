@@ -10,7 +10,7 @@ import pytest
 from gauntlet.agreement import abstention
 from node.config.adapters import Doors
 from node.config.settings import NetworkConfig
-from node.sync.dataset import Copies, open_data
+from node.sync.dataset import RemoteShards, open_data
 from protocol import keys
 from protocol.errors import ConfigError, StorageError
 from protocol.messages import encode_slot
@@ -75,7 +75,7 @@ class Network:
         self.store.log.clear()
 
     def open(self, folder: Path) -> Shards:
-        copies = Copies(self.run, self.doors(), folder / INDEX)
+        copies = RemoteShards(self.run, self.doors(), folder / INDEX)
         opened = Shards.open(folder, index_digest=self.shards.digest, remote=copies)
         self.bytes_read = dict.fromkeys(self.bytes_read, 0)
         self.store.log.clear()

@@ -11,7 +11,7 @@ import pytest
 from loguru import logger
 
 from node.doctor import chain, machine, start
-from node.doctor.case import Case
+from node.doctor.examined_node import ExaminedNode
 from node.doctor.finding import Finding, Reaction, Status
 from node.doctor.start import ANSWERED, CHECKS, ready
 from protocol.errors import ChainError, ConfigError, StorageError, UpdateNeeded
@@ -187,10 +187,10 @@ def test_a_full_disk_is_found_before_it_is_full(world: World, monkeypatch: pytes
     # What is there already needs no more room.
     state = next((world.folder / "home").glob("*"), world.folder / "home" / "none")
     assert not state.exists()
-    case = Case(world.config(), "miner", keeps=True, time=world.time)
-    list(case.examine(CHECKS))
-    (case.store.folder / "large").write_bytes(bytes(50_000_000))
-    case.close()
+    node = ExaminedNode(world.config(), "miner", keeps=True, time=world.time)
+    list(node.examine(CHECKS))
+    (node.store.folder / "large").write_bytes(bytes(50_000_000))
+    node.close()
     assert faults(world.found()) == []
 
 
@@ -400,6 +400,6 @@ def test_every_check_has_a_fix_and_needs_only_what_comes_before(world: World) ->
 
 
 def test_a_case_knows_where_it_is_before_the_run_is_known(world: World) -> None:
-    assert Case(world.config(), "miner", keeps=False).local
+    assert ExaminedNode(world.config(), "miner", keeps=False).local
     world.options["network"] = "finney"
-    assert not Case(world.config(), "miner", keeps=False).local
+    assert not ExaminedNode(world.config(), "miner", keeps=False).local

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.node import Node
-from node.sync.dataset import Copies
+from node.sync.dataset import RemoteShards
 from protocol import keys
 from tests.network import FakeNetwork, Member
 from training.index import INDEX
@@ -33,7 +33,7 @@ class Fetching(FakeNetwork):
 
     def shards(self, member: Member, node: Node) -> Shards:
         folder, digest = self.folder_of(member.name), Shards.open(self.data).digest
-        remote = Copies(self.run, node.doors, folder / INDEX)
+        remote = RemoteShards(self.run, node.doors, folder / INDEX)
         return Shards.open(folder, index_digest=digest, remote=remote, max_bytes=self.budget)
 
 

@@ -16,7 +16,7 @@ from node.node import Node
 from node.sync.repair_requests import Place, encode_wanted, parse_wanted
 from protocol import keys
 from protocol.messages import encode_slot, parse_reveal
-from rounds.copies import Copies, HeldPayload
+from rounds.copies import HeldPayload, ValidatorCopies
 from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.network import Network, Programs
@@ -139,7 +139,7 @@ class Waits(Miner):
         super().__init__(node, shards, speculates=False)
 
 
-class CopiesNothing(Copies):
+class CopiesNothing(ValidatorCopies):
     def hold(self, *_: Any) -> None:
         pass
 

@@ -11,7 +11,7 @@ from loguru import logger
 from node.state.node_state import NodeState
 from protocol import keys
 from protocol.cluster import Record, parse_record
-from rounds.contribution import Diverged, Work
+from rounds.contribution import Diverged, RoundWork
 from simulation import cluster as simulated
 from simulation import cluster_faults
 from simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
@@ -275,14 +275,14 @@ def test_a_member_that_will_not_claim_holds_up_nobody(tmp_path: Path, monkeypatc
     """One of two whose training diverges in two rounds: it says so by its phase."""
     watched = Watched(tmp_path, members=2)
     cluster, victim = watched.cluster, watched.machine(2)
-    compress = Work.compress
+    compress = RoundWork.compress
 
-    def diverges(work: Work) -> Any:
+    def diverges(work: RoundWork) -> Any:
         if work.signer.peer == victim.id and work.state.saved.round in (1, 2):
             raise Diverged("a NaN")
         return compress(work)
 
-    monkeypatch.setattr(Work, "compress", diverges)
+    monkeypatch.setattr(RoundWork, "compress", diverges)
     cluster.begin()
     watched.play(has_records(watched, 5), hours=2)
     cluster.close()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chain.keys import Wallet
 
 
-class Case(Examined):
+class ExaminedNode(Examined):
     """Attributes without a value are set once the check that opens them has passed.
 
     keeps: whether the state folder is taken, for a node that will run, or only examined. found: the run without
