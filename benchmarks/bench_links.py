@@ -19,9 +19,9 @@ their transfers only; how long before block D they have committed; and the phase
 a miner's own machine has no other one on it. For the same reason validators run at a lower priority. Inner steps still
 take longer in the network than in the trial, since chain, store, proxies and validators use the same processors. So
 the plan's rate of compute is that of the network's own rounds 1 and 2. What an exchange with the chain takes is
-measured on the network, too. Rounds 0 to 2 do not count: the first ones do not begin at their place yet, before the one before
-is decided. Judging has no floors here, for a score of few sequences would leave honest miners out. The exit status is 1
-when the shares are more than 3 points apart, or a miner did not contribute to a round that counts.
+measured on the network, too. Rounds 0 to 2 do not count: the first ones do not begin at their place yet, before the one
+before is decided. Judging has no floors here, for a score of few sequences would leave honest miners out. The exit
+status is 1 when the shares are more than 3 points apart, or a miner did not contribute to a round that counts.
 """
 
 import argparse
