@@ -32,6 +32,7 @@ from training.loader import sequences
 from training.meter import Reading
 from training.shards import Shards
 
+LOOK_SECONDS = 5.0
 PayloadKey = Callable[[int, bytes], str]
 """Returns the bucket's key for the round's object that this sealing key opens."""
 SecondsLeft = Callable[[], float]
@@ -167,6 +168,21 @@ class RoundWork:
             payload_bytes=self.state.store.path(sealed.object).stat().st_size,
             seconds={"upload": round_seconds(phase.seconds)},
         )
+
+    def is_published(self, round: int, sealed: SealedRound) -> bool:
+        """Whether the bucket has the sealed object: of an upload that failed, only the answer may be lost. The envelope
+        pins the object."""
+        key = self._key(round, sealed.key)
+        try:
+            facts = self.bucket.head(key, timeout_seconds=LOOK_SECONDS)
+            if facts is None:
+                return False
+            envelope = self.bucket.get_range(
+                key, first=0, num_bytes=ENVELOPE_BYTES, etag=facts.etag, timeout_seconds=LOOK_SECONDS
+            )
+        except StorageError:
+            return False
+        return sha256(envelope).digest() == self.envelope_digest(sealed)
 
     def envelope_digest(self, sealed: SealedRound) -> Digest:
         """Return the sha256 of the sealed object's envelope, which pins the object."""

@@ -198,11 +198,15 @@ class Miner:
         posting = self.node.time.start(post, "commit")
         try:
             self.publish(round, sealed)
-        except StorageError:
+        except StorageError as fault:
             posting.join()
-            if self.node.head() < self.node.clock.commit_by(round) and self.stands(self.commitment(round, sealed)):
-                self.node.post(None)
-            raise
+            if not self.work.is_published(round, sealed):
+                if self.node.head() < self.node.clock.commit_by(round) and self.stands(self.commitment(round, sealed)):
+                    self.node.post(None)
+                raise
+            logger.debug(
+                "round {round}: published, though the answer was lost ({fault})", round=round, fault=str(fault)
+            )
         posting.join()
         if faults:
             raise faults[0]

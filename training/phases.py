@@ -342,6 +342,19 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
     )
 
 
+def correction_phases(setting: Setting) -> tuple[Phase, ...]:
+    """What a wrong guess adds to a miner's round, between two inner steps (node/state/node_state.py apply): the steps
+    are kept, the expected outer step is undone, and the agreed one is made. Assumed: one selected payload is not here
+    yet."""
+    sizes = setting.sizes
+    return (
+        Phase("download", (Work(sizes.payload, "down"),), (), beside=(Work(sizes.payload, "write"),)),
+        Phase("keep steps", (setting.to_device(sizes.model),)),
+        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),
+        *setting.applied(),
+    )
+
+
 def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     """rounds/validator.py Validator.play, from D on."""
     spec, sizes, threads = setting.spec, setting.sizes, setting.threads

@@ -32,6 +32,7 @@ from training.phases import (
     Opening,
     Setting,
     TrainerSetting,
+    correction_phases,
     decided,
     opening,
     restart_phases,
@@ -351,6 +352,23 @@ class Plan(TrainerPlan):
         the time until then."""
         done = [phase.ends for phase in self.timeline("miner") if phase.phase.name in ("commit", "publish")]
         return self.compute_seconds / max(self.round_seconds, *done)
+
+    @property
+    def correction(self) -> tuple[tuple[str, float], ...]:
+        """Names and seconds of the phases that a wrong guess adds to a miner's round."""
+        return tuple((phase.name, phase_seconds(phase, self.rates)) for phase in correction_phases(self.setting))
+
+    @property
+    def correction_seconds(self) -> float:
+        return sum(seconds for _, seconds in self.correction)
+
+    @property
+    def published_after_correction(self) -> float:
+        """Seconds from block D of the previous round until a miner with a wrong guess has committed and published. The
+        margin is spent first."""
+        ends = {timed.phase.name: timed.ends for timed in self.timeline("miner")}
+        late = max(0.0, self.correction_seconds - self.margin * self.compute_seconds)
+        return max(ends["commit"], ends["publish"]) + late
 
     # --- host and disk -------------------------------------------------------------------------------------------
 

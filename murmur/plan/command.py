@@ -235,6 +235,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "download_seconds": plan.download_seconds,
         "round_seconds": plan.round_seconds,
         "utilization": plan.utilization,
+        "correction_seconds": plan.correction_seconds,
+        "published_after_correction": plan.published_after_correction,
         "uplink_share": plan.uplink_share,
         "published_utilization": plan.published_utilization,
         "phases": _phases_table(plan),

@@ -155,6 +155,22 @@ def _clock(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 60_000 else f"{seconds / 3600:.1f} h"
 
 
+def _correction(plan: Plan) -> Iterator[str]:
+    """What a wrong guess of the selection costs, and what follows from it."""
+    phases = ", ".join(f"{name} {duration(seconds)}" for name, seconds in plan.correction)
+    free, left = plan.margin * plan.compute_seconds, plan.round_seconds - plan.published_after_correction
+    then = (
+        f"the miner has still published {duration(left)} before block D"
+        if left >= 0
+        else f"the miner has published {duration(-left)} too late, and its round is lost"
+    )
+    yield from wrapped(
+        f"{'wrong guess':<15}{duration(plan.correction_seconds):>8}   more ({phases}), {duration(free)} of it margin: "
+        f"{then}",
+        " " * 26,
+    )
+
+
 def _shares(plan: Plan) -> Iterator[str]:
     yield (
         f"utilization    {plan.utilization:>7.1%}   inner steps over the whole round, "
@@ -164,6 +180,7 @@ def _shares(plan: Plan) -> Iterator[str]:
         f"               {plan.published_utilization:>7.1%}   as published runs count: over inner steps, one upload "
         "and one download"
     )
+    yield from _correction(plan)
     yield f"uplink         {plan.uplink_share:>7.1%}   busy at a validator: copies, and a checkpoint now and then"
     for role in ROLES:
         steps = plan.restart(role)

@@ -15,7 +15,7 @@ from rounds.miner import Miner
 from rounds.validator import Validator
 from storage import exchange, upload
 from storage.exchange import cached
-from tests.fakes.bucket import Call, Faults
+from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.network import FakeNetwork, Killed, saved_state, waiting
 from tests.rounds.test_crashes import dead, die
 from tests.rounds.test_rounds import SilentInRoundOne
@@ -157,6 +157,25 @@ def test_an_early_upload_that_fails_is_made_up_for_by_a_plain_one(
     assert network["validator"].contributing(0) == [hotkey(network["miner-1"].peer)]
     assert [event["round"] for event in network["miner-1"].events("published")][:2] in ([0], [0, 1])
     assert unfinished(network, "miner-1", 0) == 0
+
+
+def test_an_upload_whose_answer_is_lost_at_the_deadline_costs_nothing(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = networks(miners=1)
+    put = FakeBucket.put
+
+    def unanswered(self: FakeBucket, key: str, data: Any, *, timeout_seconds: float) -> None:
+        put(self, key, data, timeout_seconds=timeout_seconds)
+        if key == keys.payload(network.run.id, 1):
+            raise StorageError("put: out of time")
+
+    monkeypatch.setattr(FakeBucket, "put", unanswered)
+    monkeypatch.setattr(exchange, "_PUBLISH_WAIT_SECONDS", 1e6)  # no time for another try
+    network.start()
+    network.run_until(2)
+    assert network["validator"].contributing(1) == [hotkey(network["miner-1"].peer)]
+    assert network["miner-1"].events("interrupted") == []
 
 
 def test_what_travelled_early_is_not_completed_when_other_bytes_are_to_be_published(parted: Networks) -> None:

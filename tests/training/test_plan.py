@@ -102,6 +102,20 @@ def test_at_72b_no_gpu_waits_for_a_decision_and_one_at_x_only_makes_nobody_late(
     assert timeline["margin"].seconds == pytest.approx(0.02 * plan.compute_seconds)
 
 
+def test_a_wrong_guess_costs_a_payload_and_an_outer_step_and_spends_the_margin_first() -> None:
+    plan = Plan(presets.read("covenant-72b-110").first, 8, 192 * 10**9, Rates(up=link(110.0), down=link(500.0)))
+    steps = dict(plan.correction)
+    assert steps["download"] == pytest.approx(8 * plan.payload_bytes / 500e6)
+    assert plan.correction_seconds == pytest.approx(sum(steps.values()))
+    ends = next(timed.ends for timed in plan.timeline("miner") if timed.phase.name == "publish")
+    late = plan.correction_seconds - 0.02 * plan.compute_seconds
+    assert late > 0
+    assert plan.published_after_correction == pytest.approx(ends + late)
+    assert replace(plan, margin=0.1).published_after_correction == pytest.approx(
+        next(timed.ends for timed in replace(plan, margin=0.1).timeline("miner") if timed.phase.name == "publish")
+    )
+
+
 def test_a_small_model_meets_every_deadline() -> None:
     assert [planned(name).missed for name in ("tiny", "parts", "150m", "1b", "8b")] == [()] * 5
 
