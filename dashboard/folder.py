@@ -44,6 +44,8 @@ class Folder:
         self._names: dict[str, str] = {}
         self._spec: TrainingSpec | None = None
         self._members = MemberEvents()
+        self._stopped: dict[str, bool] = {}
+        """By node, whether it was stopped on request and has not started again."""
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
         """Read the nodes' new events."""
@@ -58,6 +60,8 @@ class Folder:
                 if event is not None:
                     self.rounds.take(home.name, event, place)
                     self._members.take(home.name, event)
+                    if (kind := event.get("event")) in ("started", "stopped"):
+                        self._stopped[home.name] = kind == "stopped" and event.get("fault") is None
                 max_bytes -= len(line)
                 if max_bytes <= 0:
                     return True
@@ -98,7 +102,8 @@ class Folder:
         else:
             waits_for = "Rehearsed: waiting for the chain to let the validators judge."
         ended = (self.path / "report.json").exists()
-        return Stage(waits_for, ended, max(0.0, time.time() - newest))
+        stopped = bool(self._stopped) and all(self._stopped.values())
+        return Stage(waits_for, ended, max(0.0, time.time() - newest), stopped=stopped)
 
     def cluster(self) -> ClusterNow | None:
         if not isinstance(self.spec, ClusterSpec):

@@ -33,6 +33,9 @@ def health(source: Source) -> Told:
     if wrong is not None:
         return "wrong", wrong
     count = last.number + 1
+    if stage.stopped and not stage.ended:
+        told = f"Stopped on request after {count} round{'s' * (count != 1)}: {_round(last, source)}."
+        return "waiting", f"{told} Started again, its nodes go on from there."
     done = f"Ended after {count} round{'s' * (count != 1)}" if stage.ended else "Healthy"
     return "good", f"{done}: {_round(last, source)}."
 
@@ -40,6 +43,8 @@ def health(source: Source) -> Told:
 def _starting(source: Source, stage: Stage) -> Told:
     if stage.ended:
         return "wrong", "It ended before its first round: the files in logs/ say why."
+    if stage.stopped:
+        return "waiting", "Stopped on request before its first round was played."
     if stage.waits_for is not None:
         return "waiting", stage.waits_for
     if stage.silent_seconds > _patience(source):
@@ -56,8 +61,8 @@ def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
         theirs = [n for n in one.theta if n in one.active or rounds.hotkeys.get(n) in counted]
         if len({one.theta[node] for node in theirs}) > 1:
             yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."
-    if not stage.ended and stage.silent_seconds > _patience(source):
-        yield f"Nothing has happened for {_span(stage.silent_seconds)}: the network was stopped, or it is stuck."
+    if not (stage.ended or stage.stopped) and stage.silent_seconds > _patience(source):
+        yield f"Nothing has happened for {_span(stage.silent_seconds)}: the network was killed, or it is stuck."
     if last.void.get(last.agreed() or ""):
         yield f"Round {last.number} is void, so nobody's work was applied. {why_void(last)}"
     if last.unobserved:

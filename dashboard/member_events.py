@@ -26,6 +26,7 @@ class MemberEvents:
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, int, float]] = {}
         """Name -> phase, round, and the time of the last event (Unix seconds)."""
+        self._left = set[str]()
 
     def take(self, name: str, event: Mapping[str, Any]) -> None:
         """Fold one event; one of another kind or form is passed over."""
@@ -36,15 +37,21 @@ class MemberEvents:
             self._places[name] = "train", round + 1, time
         elif kind in _PHASE_AFTER:
             self._places[name] = _PHASE_AFTER[kind], round, time
+        elif kind == "stopped" and event.get("fault") is None:
+            self._left.add(name)
+        elif kind == "started":
+            self._left.discard(name)
 
     def members(self, ids: Mapping[str, str], silent_before: float, *, ended: bool) -> tuple[MemberNow, ...]:
         """Return them by name. ids: by name. silent_before: a member without an event since then (Unix seconds) is
         silent. ended: the run is over."""
 
-        def state(time: float) -> State:
-            return "left" if ended else "alive" if time >= silent_before else "silent"
+        def state(name: str, time: float) -> State:
+            if ended or name in self._left:
+                return "left"
+            return "alive" if time >= silent_before else "silent"
 
         return tuple(
-            MemberNow(ids.get(name, name), name, state(time), phase, round)
+            MemberNow(ids.get(name, name), name, state(name, time), phase, round)
             for name, (phase, round, time) in sorted(self._places.items())
         )

@@ -16,12 +16,14 @@ from protocol.run import Amendment, Run
 from protocol.spec import RunSpec, fault_lines
 from protocol.types import PeerId, hotkey
 
+NO_DATA = "00" * 32
+"""Stands for the index of a data set that is not known yet."""
 STAND_INS: dict[str, Any] = {
     "chain": "00" * 32,
     "netuid": 0,
     "owner": hotkey(PeerId(bytes(32))),
     "genesis_checkpoint": "00" * 32,
-    "data": {"index": "00" * 32, "num_tokens": 10**13},
+    "data": {"index": NO_DATA, "num_tokens": 10**13},
     "clock": {"start_block": 1000},
 }
 

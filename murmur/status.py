@@ -87,10 +87,10 @@ def _table(found: "list[tuple[EventTail, list[str]]]", ended: bool) -> list[str]
             (
                 diary.name,
                 "-" if newest is None else str(newest["round"]),
-                "-" if newest is None else _heard(newest["time"], ended),
+                "-" if newest is None else _heard(diary, ended),
                 "-" if last is None else f"round {last['round']}: {outcome(last)}",
                 "-" if due is None else f"block {due}",
-                "WRONG" if wrong else "ok",
+                "WRONG" if wrong else "stopped" if diary.on_request and not ended else "ok",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -99,8 +99,10 @@ def _table(found: "list[tuple[EventTail, list[str]]]", ended: bool) -> list[str]
     return lines + [f"WRONG, {diary.name}: {what}" for diary, wrong in found for what in wrong]
 
 
-def _heard(when: float, ended: bool) -> str:
-    return "ended" if ended else f"{_span(max(0.0, time.time() - when))} ago"
+def _heard(diary: "EventTail", ended: bool) -> str:
+    if ended or diary.newest is None:
+        return "ended"
+    return f"{_span(max(0.0, time.time() - (diary.stopped or diary.newest)['time']))} ago"
 
 
 def _lines(home: Path, diary: "EventTail", wrong: list[str], ended: bool) -> list[str]:
@@ -109,8 +111,9 @@ def _lines(home: Path, diary: "EventTail", wrong: list[str], ended: bool) -> lis
     run = f"run {diary.run.first.name}" if diary.run is not None else "no run yet"
     lines = [f"{diary.name} in {home}, {run}"]
     if diary.newest is not None:
-        heard = _heard(diary.newest["time"], ended)
-        lines.append(f"{_INDENT}round {diary.newest['round']}, " + (heard if ended else f"last sign of life {heard}"))
+        heard = _heard(diary, ended)
+        told = f"stopped on request {heard}" if diary.on_request else f"last sign of life {heard}"
+        lines.append(f"{_INDENT}round {diary.newest['round']}, {heard if ended else told}")
     lines += [_INDENT + line(event) for event in diary.rounds]
     due = next((event["next_set"] for event in reversed(diary.rounds) if event["next_set"] is not None), None)
     if due is not None:

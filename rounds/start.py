@@ -1,5 +1,7 @@
 """Start a miner, a validator or a member from its configuration; it plays its rounds until it is stopped."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 
@@ -12,6 +14,7 @@ from node.cluster.rejoin import last_round
 from node.config.device import describe
 from node.config.settings import ClusterConfig, NodeConfig, home
 from node.program.assemble import build, on_ranks, serve_metrics, zeros
+from node.program.process import is_stopping
 from node.state.node_state import NodeState
 from node.state.store import StateStore
 from node.telemetry.events import Events
@@ -73,13 +76,32 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
         device=describe(ranks.device),
         bucket=f"{token.endpoint}/{token.bucket}",
     )
-    Member(spec, config.name, state, shards, ledger).run()
+    with lifetime(state):
+        Member(spec, config.name, state, shards, ledger).run()
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
     """Build the node and play its rounds. Called on the first rank; the others wait for its calls."""
     built = build(config, role, ranks)
-    if issubclass(player, Miner):
-        player(built.node, built.shards, speculates=config.miner.speculate).run()
-    else:
-        player(built.node, built.shards).run()
+    with lifetime(built.node.state):
+        if issubclass(player, Miner):
+            player(built.node, built.shards, speculates=config.miner.speculate).run()
+        else:
+            player(built.node, built.shards).run()
+
+
+@contextmanager
+def lifetime(state: NodeState) -> Iterator[None]:
+    """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. Nothing
+    records a kill."""
+    state.events.emit("started", state.saved.round)
+    fault: str | None = None
+    try:
+        yield
+    except BaseException as error:
+        # An interrupted library call may raise any error.
+        if not (isinstance(error, KeyboardInterrupt) or is_stopping()):
+            fault = str(error) or type(error).__name__
+        raise
+    finally:
+        state.events.emit("stopped", state.saved.round, fault=fault)

@@ -90,7 +90,8 @@ def test_every_cited_section_of_the_protocol_exists() -> None:
 
 def test_the_architecture_has_a_line_for_every_package() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    inner = [path.parent for package in PACKAGES for path in package.glob("*/__init__.py")]
+    rooms = [package for package in PACKAGES if package.name != "murmur"]  # its own are the subcommands
+    inner = [path.parent for package in rooms for path in package.glob("*/__init__.py")]
     assert not [f"{relative(path)}/" for path in [*PACKAGES, *inner] if f"`{relative(path)}/`" not in text]
 
 

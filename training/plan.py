@@ -152,6 +152,11 @@ class TrainerPlan(ABC):
     def payload_bytes(self) -> int:
         return self.setting.sizes.payload
 
+    @property
+    def tokens_per_day(self) -> float:
+        """Tokens that all contributors of full rounds train on in a day."""
+        return self.setting.sizes.contributors * self.tokens * DAY_SECONDS / self.round_seconds
+
     # --- time ----------------------------------------------------------------------------------------------------
 
     @property
@@ -389,10 +394,14 @@ class Plan(TrainerPlan):
         return amount(round_phases(self.setting, role), "write") * DAY_SECONDS / self.round_seconds
 
     def data_bytes_per_day(self, role: Role) -> float:
-        """Return the bytes per day of the data set that stay on disk, until all files are there or their budget is
-        full."""
-        shards = self.sizes.trained_shards if role == "miner" and not self.has_data else 0
-        return shards * self.sizes.shard * DAY_SECONDS / self.round_seconds
+        """Return the bytes of the data set that are fetched and stay on disk, per day until all files are there or
+        their budget is full; at most the whole data set."""
+        sizes = self.sizes
+        shards = sizes.trained_shards if role == "miner" and not self.has_data else 0
+        return min(
+            shards * sizes.shard * DAY_SECONDS / self.round_seconds,
+            bool(shards) * self.spec.data.num_tokens * sizes.token,
+        )
 
 
 def last(holds: Callable[[int], bool], most: int) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
+from murmur.presets import NO_DATA
 from protocol.run import Run
 from training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_total
 from training.phases import COPIES, POST_BLOCKS, Opening, Phase
@@ -84,6 +85,9 @@ def size(plan: TrainerPlan) -> Iterator[str]:
     )
     muons = f", and {plan.optimizer_flops / plan.flops:.1%} more for Muon" if plan.optimizer_flops else ""
     yield f"               = {plan.tokens:,} tokens and {plan.flops:.3g} FLOPs a peer{muons}"
+    repeats, known = plan.tokens_per_day / spec.data.num_tokens, spec.data.index != NO_DATA
+    share = f", {repeats:,.2g} times the data set's {spec.data.num_tokens:,}" if known else ""
+    yield f"one day        {plan.tokens_per_day:,.0f} tokens of all peers{share}"
     yield f"payload        {plan.payload_bytes:,} bytes, {dense:.1f} times smaller than dense fp32"
 
 

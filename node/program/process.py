@@ -30,7 +30,8 @@ _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 def run_program(main: Callable[[], None]) -> int:
     """Run a node's main function; return the process's exit status."""
-    stop = _Stop()
+    global _stop
+    stop = _stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     _allow_open_files()
@@ -48,6 +49,11 @@ def run_program(main: Callable[[], None]) -> int:
     # An interrupted library call may have raised any error, or none.
     stop.say()
     return 0
+
+
+def is_stopping() -> bool:
+    """Whether this process was asked to stop."""
+    return _stop is not None and _stop.asked
 
 
 class _Stop:
@@ -81,6 +87,9 @@ class _Stop:
     def _end(self) -> None:
         self.say()
         os._exit(0)
+
+
+_stop: _Stop | None = None
 
 
 def _status(main: Callable[[], None]) -> int:

@@ -39,7 +39,8 @@ _FAULTS = {
 @dataclass(frozen=True)
 class EventTail:
     """The recent events of one node. `rounds`: the last ones reported, oldest first. `faults`: faults since the oldest
-    of them, newest last. `seconds`: planned length of a round."""
+    of them, newest last. `seconds`: planned length of a round. `stopped`: how it stopped, unless it has started
+    again."""
 
     name: str
     run: Run | None
@@ -48,6 +49,12 @@ class EventTail:
     faults: tuple[str, ...]
     seconds: float
     free_bytes: int
+    stopped: Event | None = None
+
+    @property
+    def on_request(self) -> bool:
+        """Whether it was stopped on request."""
+        return self.stopped is not None and self.stopped["fault"] is None
 
     @property
     def counted(self) -> bool:
@@ -60,6 +67,9 @@ class EventTail:
         if self.newest is None:
             yield "it has not done anything yet: read its log"
             return
+        if self.stopped is not None:
+            yield "it was stopped on request" if self.on_request else f"it has stopped: {self.stopped['fault']}"
+            return
         # During a node's first training it has not reported a round: then any event is a sign of life.
         last = self.rounds[-1] if self.rounds else self.newest
         silent = now - last["time"]
@@ -71,7 +81,8 @@ class EventTail:
 
     def wrong(self, now: float) -> Iterator[str]:
         """Yield all that is wrong as of `now`, one line each."""
-        yield from self.unwell(now)
+        if not self.on_request:
+            yield from self.unwell(now)
         if self.free_bytes < FREE_BYTES:
             yield f"its disk has {self.free_bytes / 1e9:.1f} GB left"
         yield from self.faults
@@ -91,6 +102,7 @@ def read_diary(home: Path) -> EventTail:
         if event["event"] in _FAULTS and event["round"] >= since
     }
     clock = run.first.clock if run is not None else None
+    life = next((event for event in reversed(events) if event["event"] in ("started", "stopped")), None)
     return EventTail(
         str(events[-1]["node"]) if events else home.name,
         run,
@@ -99,6 +111,7 @@ def read_diary(home: Path) -> EventTail:
         tuple(faults.values()),
         clock.round_blocks * clock.block_seconds if clock is not None else FALLBACK_SECONDS,
         disk_usage(home).free,
+        life if life is not None and life["event"] == "stopped" else None,
     )
 
 

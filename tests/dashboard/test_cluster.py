@@ -114,6 +114,11 @@ def test_a_member_that_writes_nothing_is_silent_and_after_the_end_all_have_left(
     assert now is not None
     assert [member.state for member in now.members] == ["alive", "alive", "silent"]
     assert health(folder) == ("wrong", "lab-c is silent: the others go on without it.")
+    written.write("lab-c", "stopped", 2, fault=None)
+    folder.read()
+    now = folder.cluster()
+    assert now is not None
+    assert [member.state for member in now.members] == ["alive", "alive", "left"]
     shown = facts(now, folder.rounds)["members"]
     assert [(row["last"]["round"], row["last"]["loss"]) for row in shown] == [(5, 4.0), (5, 4.1), (1, 4.2)]
     written.end()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dashboard.folder import Folder
+from dashboard.health import health
 from node.config.run_file import RunFile
 from protocol.run import Run
 from tests.dashboard import synthetic
@@ -28,3 +29,27 @@ def test_where_nodes_were_started_by_hand_the_run_is_the_one_that_they_follow(tm
     written.round(0)
     folder.read()
     assert [one.number for one in folder.rounds] == [0]
+
+
+def test_a_network_whose_nodes_were_all_stopped_on_request_is_stopped_until_one_starts_again(tmp_path: Path) -> None:
+    nodes = ("miner-1", "miner-2", "validator-1")
+    written, folder = synthetic.Folder(tmp_path, nodes), Folder(tmp_path)
+    for node in nodes:
+        written.write(node, "started", 0)
+    written.round(0)
+    for node in nodes[:2]:
+        written.write(node, "stopped", 1, fault=None)
+    folder.read()
+    assert not folder.stage().stopped
+    written.write("validator-1", "stopped", 1, fault=None)
+    folder.read()
+    assert folder.stage().stopped
+    kind, told = health(folder)
+    assert kind == "waiting"
+    assert told.startswith("Stopped on request after 1 round: 2 of 3 contributed")
+    written.write("validator-1", "started", 1)
+    folder.read()
+    assert not folder.stage().stopped
+    written.write("validator-1", "stopped", 1, fault="the chain is gone")
+    folder.read()
+    assert not folder.stage().stopped

@@ -112,6 +112,22 @@ def test_the_json_agrees_with_the_spec(name: str, capsys: pytest.CaptureFixture[
     )
 
 
+def test_a_day_is_told_in_tokens_and_in_passes_over_a_data_set_that_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A toy's plan said 48 GB of text a day for a data set of 8 MB."""
+    _, shown = printed(capsys, "--spec", "tiny")
+    a_day = 20 * 20_480 * 86_400 / (72 * 12)
+    assert f"one day        {a_day:,.0f} tokens of all peers\n" in shown
+    spec = presets.read("tiny").first
+    table = spec.model_dump() | {"data": spec.data.model_dump() | {"index": "01" * 32, "num_tokens": 4_096_000}}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(table))
+    _, shown = printed(capsys, "--spec", str(path))
+    assert f"one day        {a_day:,.0f} tokens of all peers, 10 times the data set's 4,096,000\n" in shown
+    assert planned(capsys, "--spec", str(path))["nodes"]["miner"]["data_bytes_per_day"] == 2 * 4_096_000
+
+
 def test_every_phase_of_both_roles_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--spec", "8b")
     names: dict[str, list[str]] = {"miner": [], "validator": []}

@@ -70,6 +70,39 @@ def test_what_is_wrong_is_named(
     assert all(told.startswith(start) for told, start in zip(found, wrong, strict=True)), found
 
 
+def stopped(fault: str | None) -> dict[str, Any]:
+    return {"event": "stopped", "round": 2, "fault": fault}
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong", "unwell"),
+    [
+        ([stood(1), stopped(None)], [], ["it was stopped on request"]),
+        ([stood(1), stopped("no space")], ["it has stopped: no space"], ["it has stopped: no space"]),
+        ([stood(1), stopped(None), {"event": "started", "round": 2}], [], []),
+        ([stood(1), stopped(None), {"event": "mirrored", "round": 2}], [], ["it was stopped on request"]),
+    ],
+)
+def test_a_stop_on_request_is_told_and_is_no_fault(
+    home: Callable[..., Path], events: list[dict[str, Any]], wrong: list[str], unwell: list[str]
+) -> None:
+    diary = read_diary(home(*events))
+    assert list(diary.wrong(NOW)) == wrong
+    assert list(diary.unwell(NOW)) == unwell
+
+
+def test_status_says_that_a_node_was_stopped(
+    home: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["status", "--home", str(home(stood(1), stopped(None)))]
+    assert main(words) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[1].startswith("  round 2, stopped on request ")
+    assert told[-1] == "  nothing is wrong"
+    assert main([*words, "--check"]) == 1
+    assert capsys.readouterr().out == "it was stopped on request\n"
+
+
 def test_only_the_end_of_a_long_history_is_read(home: Callable[..., Path]) -> None:
     long = {"event": "reported", "round": 0, "peers": "x" * (TAIL_BYTES // 2)}
     assert [event["round"] for event in read_diary(home(stood(1), long, long, stood(2))).rounds] == [2]
