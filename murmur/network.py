@@ -14,7 +14,7 @@ from node.config.adapters import Doors
 from node.config.settings import NetworkConfig, home, load_network
 from node.observe import reader
 from node.program import process
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, MurmurError
 from protocol.run import Run
 from protocol.types import PeerId, hotkey
 
@@ -68,3 +68,9 @@ def open_network(name: str, options: argparse.Namespace) -> Opened:
         return Opened(config, at, *reader.open_run(config, at))
     config = run_folder.network_config(name, options.run, peer_options.flags_of(options))
     return Opened(config, options.run, *run_folder.open_folder(options.run, config), run_folder.names(options.run))
+
+
+def undecided(fault: MurmurError) -> ConfigError:
+    """Return the error of a command that was to find differences and could not look. Its exit status is 2: 1 stays for
+    a difference."""
+    return ConfigError(f"nothing is decided: {fault}. Try again when the chain and the buckets answer")

@@ -13,7 +13,7 @@ from murmur import network
 from node.config.device import choose_device
 from node.observe.audit_inputs import Audited, audit_round, last_reported
 from node.sync.dataset import open_data
-from protocol.errors import ConfigError, StorageError
+from protocol.errors import ChainError, ConfigError, StorageError
 from protocol.run import Run
 from protocol.types import PeerId, hotkey
 from training.shards import Shards
@@ -22,12 +22,15 @@ from training.shards import Shards
 def show(who: str | None, options: argparse.Namespace) -> int:
     """Audit and print the findings. The exit status is 0 when nothing differs, else 1. Raises ConfigError when nothing
     could be audited."""
-    there = network.open_network("murmur audit", options)
-    validator = there.peer(who, "--validator") if who is not None else None
-    round = options.round if options.round is not None else last_reported(there.run, there.doors)
-    device = choose_device(there.config.device)
-    temporary = Path(gettempdir()) if there.recorded else there.home
-    audits = audit_round(there.run, there.doors, _shards(there), round, temporary, device, validator)
+    try:
+        there = network.open_network("murmur audit", options)
+        validator = there.peer(who, "--validator") if who is not None else None
+        round = options.round if options.round is not None else last_reported(there.run, there.doors)
+        device = choose_device(there.config.device)
+        temporary = Path(gettempdir()) if there.recorded else there.home
+        audits = audit_round(there.run, there.doors, _shards(there), round, temporary, device, validator)
+    except (ChainError, StorageError) as fault:
+        raise network.undecided(fault) from None
     body = as_json(there.run, round, audits)
     sys.stdout.write(json.dumps(body, indent=2) + "\n" if options.json else as_text(body, there.names))
     if not any(audited.report is not None or audited.differs for audited in audits):

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write or verify an export. The exit status is 0 when it is written, or proved; 1 when --verify finds a
-    difference. Raises ConfigError for invalid requests."""
+    difference. Raises ConfigError for invalid requests, and when --verify cannot decide."""
     from murmur.export.exports import prove, write
 
     return write(options) if options.verify is None else prove(options)

@@ -21,7 +21,7 @@ from post.states import States
 from post.tokenizer import MAX_BYTES, run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
 from protocol.cluster import ClusterSpec, digest_of
-from protocol.errors import ConfigError, StorageError
+from protocol.errors import ChainError, ConfigError, OutOfSync, StorageError
 from protocol.types import DIGEST_BYTES, Digest, PeerId, hotkey, peer_id
 from storage.realtime import REAL
 from training.index import INDEX, Index
@@ -75,6 +75,8 @@ def prove(options: argparse.Namespace) -> int:
     except Differs as fault:
         sys.stdout.write(f"{options.verify} is not proved: {fault}\n")
         return 1
+    except (ChainError, StorageError, OutOfSync) as fault:
+        raise network.undecided(fault) from None
     sys.stdout.write("".join(f"{line}\n" for line in (f"{options.verify}: {_described(origin)}", *lines)))
     return 0
 

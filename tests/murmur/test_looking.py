@@ -12,13 +12,14 @@ import pytest
 from gauntlet.account import ADVICE
 from murmur import network, peer_options
 from murmur.audit import command as audit
+from murmur.audit import verdicts
 from murmur.command import main
 from murmur.explain import account
 from murmur.explain import command as explain
 from node.config.settings import NetworkConfig
 from node.observe.reader import reading
 from protocol import keys
-from protocol.errors import ConfigError
+from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_document, parse_document
 from protocol.types import PeerId, Reason, Standing, hotkey
 from tests.fakes.bucket import _Object
@@ -76,6 +77,17 @@ def test_an_audit_of_a_liar_names_it_and_exits_with_1(
     assert "validator one: agrees" in text
     assert "validator two: 1 difference," in text
     assert "differs    weights   miner-1: weight 0.75 stated" in text
+
+
+def test_an_audit_that_the_chain_does_not_answer_decides_nothing(
+    played: FakeNetwork, murmur: Murmur, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*args: Any) -> Any:
+        raise ChainError("no answer")
+
+    monkeypatch.setattr(verdicts, "audit_round", silent)
+    status, text = murmur("audit", "--round", "2")
+    assert (status, text[:31]) == (2, "nothing is decided: no answer. ")
 
 
 def test_what_cannot_be_audited_is_the_operators_to_know(played: FakeNetwork, murmur: Murmur) -> None:

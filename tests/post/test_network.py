@@ -159,6 +159,16 @@ def test_a_bf16_export_is_proved_by_the_theta_that_is_rebuilt(murmur: Murmur, ru
     assert not list(tmp_path.glob("*.verify-*"))
 
 
+def test_a_proof_whose_objects_cannot_be_read_decides_nothing(
+    played: FakeNetwork, murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    murmur("export", run, tmp_path / "half", "--round", 4)
+    for name in played.store.buckets:
+        monkeypatch.setitem(played.store.buckets, name, {})
+    status, text = murmur("export", "--verify", tmp_path / "half", run)
+    assert (status, "nothing is decided: " in text) == (2, True)
+
+
 def test_an_export_of_another_run_is_not_proved(murmur: Murmur, run: str, made: Made, tmp_path: Path) -> None:
     made(tmp_path / "out")
     status, text = murmur("export", "--verify", tmp_path / "out", run)
