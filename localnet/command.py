@@ -1,6 +1,7 @@
 """`murmur localnet`: its arguments, and a stop on request at any moment."""
 
 import argparse
+import json
 import signal
 import sys
 from pathlib import Path
@@ -64,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace",
         action="store_true",
-        help="at the end print the last round in ten stations, with the data between them (docs/tour.md)",
+        help="at the end print the last round that is not void in ten stations, with the data between them "
+        "(docs/tour.md)",
     )
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
     parser.add_argument("--port", type=int, default=0, help="port of the run's page (default: any that is free)")
@@ -110,13 +112,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_trace(plan: Plan) -> None:
-    """Print the last round's stations. Raises ConfigError where it is void."""
+    """Print the stations of the newest round that is not void."""
     from localnet.trace import trace
     from node.program import process
 
     process.log_to_stderr("WARNING")
-    for line in trace(plan.folder, plan.rounds - 1):
+    round = _newest_applied(plan.folder)
+    lines = trace(plan.folder, round) if round is not None else ("every round is void: there is none to trace",)
+    for line in lines:
         sys.stdout.write(line + "\n")
+
+
+def _newest_applied(folder: Path) -> int | None:
+    """Return the newest round with an outer step, by the run's report; None where all are void."""
+    rounds = json.loads((folder / "report.json").read_text())["rounds"]
+    return max((row["round"] for row in rounds if not row["void"]), default=None)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -36,8 +36,11 @@ def named_peer(address: str, what: str) -> PeerId:
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as a node's flags. Raises ConfigError."""
+    """Return the options as a node's flags. Raises ConfigError for options that do not belong together, and a run
+    folder that does not exist."""
     flags = {name: value for name in NAMES if (value := getattr(options, name)) is not None}
     if options.run is not None and flags:
         raise ConfigError("leave out the other flags: --run already says which local network it is")
+    if options.run is not None and not options.run.is_dir():
+        raise ConfigError(f"--run {options.run}: there is no such folder")
     return flags

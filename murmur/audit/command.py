@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Audit a round. The exit status is 0 when nothing differs, else 1. Raises ConfigError when nothing could be
     audited."""
-    from murmur.audit.verdicts import show
+    peer_options.flags_of(options)
+    if options.run is None and options.validator is not None:
+        peer_options.named_peer(options.validator, "--validator")
+    from murmur.audit.verdicts import show  # torch, which a mistyped hotkey should not wait for
 
     return show(options.validator, options)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from murmur.export.command import require_source
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the results. Raises ConfigError for a folder that is no export, unknown tasks, and without the extra."""
+    require_source(options.source)
     from post.origin import ORIGIN
     from post.tuned import is_tuned, read_tuned
     from post.verify import Differs, read_files

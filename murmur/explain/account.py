@@ -7,7 +7,6 @@ from itertools import islice
 from gauntlet.account import account, outcome
 from gauntlet.agreement import mirrors
 from murmur import network
-from murmur.peer_options import named_peer
 from node.fetch.reports import Reports
 from node.fetch.sources import Sources
 from protocol.errors import ChainError, ConfigError
@@ -22,8 +21,6 @@ SHOWN_IN_FULL = 2
 
 def show(miner: str, options: argparse.Namespace) -> int:
     """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator reports on it."""
-    if options.run is None:
-        named_peer(miner, "MINER")  # before the chain is read: a mistyped hotkey fails at once
     there = network.open_network("murmur explain", options)
     peer = there.peer(miner, "MINER")
     chain, run = there.doors.chain, there.run

@@ -13,6 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the account. Raises ConfigError when no validator reports on this hotkey."""
-    from murmur.explain.account import show
+    peer_options.flags_of(options)
+    if options.run is None:
+        peer_options.named_peer(options.miner, "MINER")
+    from murmur.explain.account import show  # torch, which a mistyped hotkey should not wait for
 
     return show(options.miner, options)

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from protocol.types import DIGEST_BYTES, Digest
+from protocol.errors import ConfigError
+from protocol.types import DIGEST_BYTES, Digest, peer_id
 
 
 def _digest(text: str) -> Digest:
@@ -52,6 +53,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write or verify an export. The exit status is 0 when it is written, or proved; 1 when --verify finds a
     difference. Raises ConfigError for invalid requests, and when --verify cannot decide."""
-    from murmur.export.exports import prove, write
+    require_possible(options)
+    from murmur.export.exports import prove, write  # torch, which a wrong word should not wait for
 
     return write(options) if options.verify is None else prove(options)
+
+
+def require_possible(options: argparse.Namespace) -> None:
+    """Refuse options that do not belong together, and paths that do not exist. Raises ConfigError."""
+    if options.verify is None:
+        if options.source is None or options.folder is None:
+            raise ConfigError("murmur export RUN DIR: name the run and the folder to write (murmur export --help)")
+        if options.theta is not None:
+            raise ConfigError("--theta needs --verify")
+    else:
+        if options.folder is not None or options.fp32 or options.round is not None:
+            raise ConfigError("murmur export --verify DIR [RUN]: leave out --round and the type, the export states both")
+        if options.theta is not None and options.source is not None:
+            raise ConfigError("give either --theta or a run, not both")
+        if not options.verify.is_dir():
+            raise ConfigError(f"{options.verify} is not a folder: --verify needs an export (`murmur export` makes one)")
+    if options.source is not None:
+        require_source(options.source)
+
+
+def require_source(source: str) -> None:
+    """Refuse what names no run. Raises ConfigError."""
+    if Path(source).exists():
+        return
+    try:
+        peer_id(source)
+    except ValueError:
+        raise ConfigError(
+            f"{source[:200]!r} is not a run folder, a node's TOML file or the hotkey of a run's owner"
+        ) from None

@@ -36,10 +36,6 @@ def tell(text: str) -> None:
 
 def write(options: argparse.Namespace) -> int:
     """Write an export; return the exit status."""
-    if options.source is None or options.folder is None:
-        raise ConfigError("murmur export RUN DIR: name the run and the folder to write (murmur export --help)")
-    if options.theta is not None:
-        raise ConfigError("--theta needs --verify")
     source = find_source(options, options.source, options.netuid)
     try:
         with source.data() as (shards, folder):
@@ -59,10 +55,6 @@ def write(options: argparse.Namespace) -> int:
 
 def prove(options: argparse.Namespace) -> int:
     """Verify an export; return the exit status."""
-    if options.folder is not None or options.fp32 or options.round is not None:
-        raise ConfigError("murmur export --verify DIR [RUN]: leave out --round and the type, the export states both")
-    if options.theta is not None and options.source is not None:
-        raise ConfigError("give either --theta or a run, not both")
     origin = read_origin(options.verify)
     try:
         if options.theta is not None:
@@ -140,13 +132,6 @@ def open_source(options: argparse.Namespace, source: str, netuid: str | None) ->
     path = Path(source)
     folder, file = (path if path.is_dir() else None), (source if path.is_file() else None)
     owner = source if folder is None and file is None else None
-    if owner is not None:
-        try:
-            peer_id(owner)
-        except ValueError:
-            raise ConfigError(
-                f"{owner[:200]!r} is not a run folder, a node's TOML file or the hotkey of a run's owner"
-            ) from None
     named = {"network": options.network, "netuid": netuid, "home": options.home}
     if folder is not None and any(value is not None for value in named.values()):
         raise ConfigError("leave out the other flags: a run folder already says which network it is")

@@ -88,6 +88,21 @@ def test_a_trace_is_of_the_last_round_and_printed_once_everything_is_stopped(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("void", "told"),
+    [((1,), "round 0 of run\n"), ((0, 1), "every round is void: there is none to trace\n")],
+)
+def test_a_void_round_is_not_traced(
+    ran: Synthetic, void: tuple[int, ...], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trace, "trace", lambda folder, round: [f"round {round} of {folder.name}"])
+    for round in void:
+        for node in ran.network.members:
+            ran.applied(node, round, void=True)
+    start(ran, "--trace")
+    assert capsys.readouterr().out == told
+
+
 def test_different_replicas_are_status_1(ran: Synthetic) -> None:
     ran.applied("miner-2", 1, theta="ff" * 32)
     assert start(ran) == 1

@@ -99,6 +99,39 @@ def test_no_help_loads_anything_heavy(words: list[str], helps: dict[str, list[An
     assert shown.startswith(f"murmuration {version('murmuration-node')}" if "--version" in words else "usage: murmur")
 
 
+WRONG = [
+    ["audit", "--round", "2", "--run", "nowhere"],
+    ["audit", "--round", "2", "--validator", "5nonsense"],
+    ["cluster", "status", "nowhere"],
+    ["cluster", "export", "nowhere"],
+    ["dashboard", "no/where"],
+    ["evaluate", "nowhere"],
+    ["explain", "5nonsense"],
+    ["explain", "miner-1", "--run", "nowhere"],
+    ["export"],
+    ["export", "nowhere", "out"],
+    ["export", "--verify", "nowhere"],
+    ["plan", "--spec", "nowhere"],
+    ["run", "show", "nowhere"],
+    ["sft", "nowhere", "out", "--recipe", "nowhere"],
+    ["shards", "build", "nowhere"],
+    ["status", "--home", "nowhere"],
+    ["status", "--run", "nowhere"],
+]
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, list[Any]]:
+    _, found = ask(WRONG)
+    return dict(zip(map(" ".join, WRONG), found, strict=True))
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_wrong_word_is_refused_before_anything_heavy_loads(words: list[str], wrong: dict[str, list[Any]]) -> None:
+    status, heavy, shown = wrong[" ".join(words)]
+    assert (status, heavy, shown) == (2, [], "")
+
+
 @pytest.mark.parametrize(("name", "program"), [("mine", "miner"), ("validate", "validator")])
 def test_a_nodes_program_is_the_same_by_either_name(name: str, program: str) -> None:
     script = subprocess.run(
