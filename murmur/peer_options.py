@@ -42,5 +42,5 @@ def flags_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.run is not None and flags:
         raise ConfigError("leave out the other flags: --run already says which local network it is")
     if options.run is not None and not options.run.is_dir():
-        raise ConfigError(f"--run {options.run}: there is no such folder")
+        raise ConfigError(f"{options.run} is not the run folder of a local network: there is no such folder")
     return flags

@@ -68,11 +68,11 @@ def require_possible(options: argparse.Namespace) -> None:
             raise ConfigError("--theta needs --verify")
     else:
         if options.folder is not None or options.fp32 or options.round is not None:
-            raise ConfigError("murmur export --verify DIR [RUN]: leave out --round and the type, the export states both")
+            raise ConfigError("murmur export --verify DIR [RUN]: leave out --round and the type: the export says both")
         if options.theta is not None and options.source is not None:
             raise ConfigError("give either --theta or a run, not both")
         if not options.verify.is_dir():
-            raise ConfigError(f"{options.verify} is not a folder: --verify needs an export (`murmur export` makes one)")
+            raise ConfigError(f"{options.verify} is not an export: there is no such folder")
     if options.source is not None:
         require_source(options.source)
 

@@ -22,7 +22,7 @@ from post.tokenizer import MAX_BYTES, run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
 from protocol.cluster import ClusterSpec, digest_of
 from protocol.errors import ChainError, ConfigError, OutOfSync, StorageError
-from protocol.types import DIGEST_BYTES, Digest, PeerId, hotkey, peer_id
+from protocol.types import DIGEST_BYTES, Digest, PeerId, hotkey
 from storage.realtime import REAL
 from training.index import INDEX, Index
 from training.remote_files import File, Remote

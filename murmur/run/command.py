@@ -8,6 +8,8 @@ from murmur import peer_options
 from murmur.plan.command import add_machine
 from node.config import settings
 from owner import presets
+from owner.folder import DRAFT
+from protocol.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +31,19 @@ def run(options: argparse.Namespace) -> int:
 
         return publish(options)
     if options.action == "show":
-        from murmur.run.show import show
+        require_run(options.folder)
+        from murmur.run.show import show  # torch, which a wrong word should not wait for
 
         return show(options)
     from murmur.run.amend import amend, void
 
     return (amend if options.action == "amend" else void)(options)
+
+
+def require_run(folder: Path | None) -> None:
+    """Refuse a folder that holds no run. Raises ConfigError."""
+    if folder is not None and not (folder / DRAFT).exists() and not any(folder.glob("nodes/*/node.toml")):
+        raise ConfigError(f"{folder} is not a run's folder: murmur run create and murmur localnet make such folders")
 
 
 def _add_create(actions: Any) -> None:

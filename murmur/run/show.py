@@ -15,7 +15,7 @@ from owner.folder import DRAFT, OWNER, open_folder
 from owner.records import Stated, records, stated
 from post.rows import described as described_row
 from post.rows import read_rows
-from protocol.errors import ConfigError, StorageError
+from protocol.errors import StorageError
 from protocol.messages import first_link
 from protocol.run import Run
 from protocol.spec import RunSpec, build
@@ -23,13 +23,9 @@ from protocol.types import PublicPointer
 
 
 def show(options: Namespace) -> int:
-    """Print the run. Raises ConfigError where there is no run, ChainError."""
+    """Print the run. Raises ConfigError, ChainError."""
     lines: list[str] = []
     if options.folder is not None and not (options.folder / DRAFT).exists():
-        if not any(options.folder.glob("nodes/*/node.toml")):
-            raise ConfigError(
-                f"{options.folder} is not a run's folder: murmur run create and murmur localnet make such folders"
-            )
         options.run = options.folder
     elif options.folder is not None:
         mine = open_folder(options.folder)

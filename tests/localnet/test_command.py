@@ -93,7 +93,11 @@ def test_a_trace_is_of_the_last_round_and_printed_once_everything_is_stopped(
     [((1,), "round 0 of run\n"), ((0, 1), "every round is void: there is none to trace\n")],
 )
 def test_a_void_round_is_not_traced(
-    ran: Synthetic, void: tuple[int, ...], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ran: Synthetic,
+    void: tuple[int, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(trace, "trace", lambda folder, round: [f"round {round} of {folder.name}"])
     for round in void:

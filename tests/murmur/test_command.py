@@ -102,8 +102,6 @@ def test_no_help_loads_anything_heavy(words: list[str], helps: dict[str, list[An
 WRONG = [
     ["audit", "--round", "2", "--run", "nowhere"],
     ["audit", "--round", "2", "--validator", "5nonsense"],
-    ["cluster", "status", "nowhere"],
-    ["cluster", "export", "nowhere"],
     ["dashboard", "no/where"],
     ["evaluate", "nowhere"],
     ["explain", "5nonsense"],
@@ -113,8 +111,7 @@ WRONG = [
     ["export", "--verify", "nowhere"],
     ["plan", "--spec", "nowhere"],
     ["run", "show", "nowhere"],
-    ["sft", "nowhere", "out", "--recipe", "nowhere"],
-    ["shards", "build", "nowhere"],
+    ["shards", "build", "--from", "nowhere", "--out", "nowhere"],
     ["status", "--home", "nowhere"],
     ["status", "--run", "nowhere"],
 ]

@@ -237,7 +237,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str
         ((run, tmp_path / "out", "--round", 99), f"states from round 0 to {ROUNDS}"),
         ((run, tmp_path / "out", "--round", -1), "states from round 0"),
         ((run,), "name the run and the folder"),
-        (("--verify", tmp_path / "none", run), "is not an export: it has no murmur.json"),
+        (("--verify", tmp_path / "none", run), "is not an export: there is no such folder"),
         (("--verify", tmp_path / "there"), "is of a local network: give its run folder too"),
         (("nobody", tmp_path / "out"), "the hotkey of a run's owner"),
         ((run, tmp_path / "out", "--netuid", "3"), "leave out the other flags"),
