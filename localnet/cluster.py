@@ -27,7 +27,6 @@ from training.shards import Shards
 BUCKET = "cluster"
 BEAT_SECONDS, SILENT_SECONDS = 0.5, 5.0
 KEEP_ROUNDS = 64
-STEPS = 20
 STALLED_SECONDS = 180.0
 """A demo without a new record for this time has failed."""
 AWAY_SECONDS = 3.0
@@ -54,7 +53,8 @@ def play(
         done = _until(token, spec, rounds, processes, deaths, say)
     finally:
         processes.stop()
-    result = _result(folder, names, done, len(killed))
+    step_tokens = spec.inner.sequences * spec.model.context
+    result = results(folder, names, done, len(killed), step_tokens)
     (folder / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     say(
         f"{result['rounds']} rounds, replicas {'identical' if result['identical'] else 'NOT IDENTICAL'}, loss "
@@ -170,8 +170,9 @@ def _until(
     return round
 
 
-def _result(folder: Path, names: list[str], rounds: int, kills: int) -> dict[str, Any]:
-    """Compute the results from the members' own events."""
+def results(folder: Path, names: list[str], rounds: int, kills: int, step_tokens: int) -> dict[str, Any]:
+    """Compute the results from the members' own events. step_tokens: of one member's inner step. A step is repeated
+    when one process trains a round again; a process that was killed and came back is another one."""
     thetas: dict[int, set[str]] = {}
     losses: dict[int, list[float]] = {}
     repeated = 0
@@ -186,7 +187,7 @@ def _result(folder: Path, names: list[str], rounds: int, kills: int) -> dict[str
                 thetas.setdefault(round, set()).add(event["theta"])
             elif event["event"] == "trained" and event["loss"] is not None:
                 losses.setdefault(round, []).append(event["loss"])
-                repeated += STEPS * (round in here)
+                repeated += event["tokens"] // step_tokens * (round in here)
                 here.add(round)
     means = [sum(found) / len(found) for _, found in sorted(losses.items())]
     return {
