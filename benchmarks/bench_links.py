@@ -226,6 +226,8 @@ def rounds_of(network: Network, member: Member, numbers: Iterable[int]) -> Itera
         phases: dict[str, float] = {}
         for phase in of["phases", number]["phases"]:
             phases[phase["phase"]] = phases.get(phase["phase"], 0.0) + phase["seconds"]
+        # A round begins before the one before is applied: its first steps are among that one's phases.
+        phases["compute"] = of["trained", number]["seconds"]["compute"]
         committed = of.get(("committed", number), {"block": clock.commit_by(number) + 1})
         yield Round(
             member.name,

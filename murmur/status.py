@@ -26,21 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the status. The exit status is 0 when nothing is wrong, or, with --check, when the node is healthy, else 1.
     Raises ConfigError where there is no node."""
-    from node.telemetry.event_tail import read_diary
+    from node.telemetry.event_tail import read_event_tail
 
     # A network that has ended is not expected to send signs of life.
     ended = options.run is not None and (options.run / "report.json").exists()
     found = []
     for home in _homes(options):
-        diary = read_diary(home)
-        now = diary.newest["time"] if ended and diary.newest is not None else time.time()
-        found.append((home, diary, list(diary.unwell(now) if options.check else diary.wrong(now))))
+        tail = read_event_tail(home)
+        now = tail.newest["time"] if ended and tail.newest is not None else time.time()
+        found.append((home, tail, list(tail.unwell(now) if options.check else tail.wrong(now))))
     if options.check:
         texts = [what for _, _, wrong in found for what in wrong]
     elif len(found) == 1:
         texts = _lines(*found[0], ended)
     else:
-        texts = _table([(diary, wrong) for _, diary, wrong in found], ended)
+        texts = _table([(tail, wrong) for _, tail, wrong in found], ended)
     if options.run is not None and not options.check:
         texts += _evaluated(options.run)
     sys.stdout.write("".join(f"{line}\n" for line in texts))
@@ -80,42 +80,42 @@ def _table(found: "list[tuple[EventTail, list[str]]]", ended: bool) -> list[str]
     from node.telemetry.round_line import outcome
 
     rows = [("node", "round", "last told", "became of it", "weights next", "")]
-    for diary, wrong in found:
-        newest, last = diary.newest, diary.rounds[-1] if diary.rounds else None
-        due = next((event["next_set"] for event in reversed(diary.rounds) if event["next_set"] is not None), None)
+    for tail, wrong in found:
+        newest, last = tail.newest, tail.rounds[-1] if tail.rounds else None
+        due = next((event["next_set"] for event in reversed(tail.rounds) if event["next_set"] is not None), None)
         rows.append(
             (
-                diary.name,
+                tail.name,
                 "-" if newest is None else str(newest["round"]),
-                "-" if newest is None else _heard(diary, ended),
+                "-" if newest is None else _heard(tail, ended),
                 "-" if last is None else f"round {last['round']}: {outcome(last)}",
                 "-" if due is None else f"block {due}",
-                "WRONG" if wrong else "stopped" if diary.on_request and not ended else "ok",
+                "WRONG" if wrong else "stopped" if tail.on_request and not ended else "ok",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["the run has ended"] if ended else []
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines + [f"WRONG, {diary.name}: {what}" for diary, wrong in found for what in wrong]
+    return lines + [f"WRONG, {tail.name}: {what}" for tail, wrong in found for what in wrong]
 
 
-def _heard(diary: "EventTail", ended: bool) -> str:
-    if ended or diary.newest is None:
+def _heard(tail: "EventTail", ended: bool) -> str:
+    if ended or tail.newest is None:
         return "ended"
-    return f"{_span(max(0.0, time.time() - (diary.stopped or diary.newest)['time']))} ago"
+    return f"{_span(max(0.0, time.time() - (tail.stopped or tail.newest)['time']))} ago"
 
 
-def _lines(home: Path, diary: "EventTail", wrong: list[str], ended: bool) -> list[str]:
+def _lines(home: Path, tail: "EventTail", wrong: list[str], ended: bool) -> list[str]:
     from node.telemetry.round_line import line
 
-    run = f"run {diary.run.first.name}" if diary.run is not None else "no run yet"
-    lines = [f"{diary.name} in {home}, {run}"]
-    if diary.newest is not None:
-        heard = _heard(diary, ended)
-        told = f"stopped on request {heard}" if diary.on_request else f"last sign of life {heard}"
-        lines.append(f"{_INDENT}round {diary.newest['round']}, {heard if ended else told}")
-    lines += [_INDENT + line(event) for event in diary.rounds]
-    due = next((event["next_set"] for event in reversed(diary.rounds) if event["next_set"] is not None), None)
+    run = f"run {tail.run.first.name}" if tail.run is not None else "no run yet"
+    lines = [f"{tail.name} in {home}, {run}"]
+    if tail.newest is not None:
+        heard = _heard(tail, ended)
+        told = f"stopped on request {heard}" if tail.on_request else f"last sign of life {heard}"
+        lines.append(f"{_INDENT}round {tail.newest['round']}, {heard if ended else told}")
+    lines += [_INDENT + line(event) for event in tail.rounds]
+    due = next((event["next_set"] for event in reversed(tail.rounds) if event["next_set"] is not None), None)
     if due is not None:
         lines.append(f"{_INDENT}weights are set next about block {due}")
     lines += [f"{_INDENT}WRONG: {what}" for what in wrong] or [f"{_INDENT}nothing is wrong"]

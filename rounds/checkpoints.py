@@ -127,7 +127,7 @@ class Checkpoints:
         self.folder = shelf.state.store.folder / "checkpoint"
         """Links to the files being published: the state moves on meanwhile, and deletes its own."""
         self._pinned: Checkpoint | None = None
-        self._stood: States = ()
+        self._states: States = ()
         """(link, state) of our rounds since our start."""
         self._task: Task | None = None
         self._failures = 0
@@ -145,7 +145,7 @@ class Checkpoints:
         if not self.shelf.may_show():
             return
         snapshot = node_state.saved.consensus.snapshot
-        self._stood = _latest([*self._stood, (snapshot.link, snapshot.state)])
+        self._states = _latest([*self._states, (snapshot.link, snapshot.state)])
         if self._task is not None and self._task.is_alive():
             return
         try:
@@ -163,7 +163,7 @@ class Checkpoints:
         if self._due():
             self._pin()
             return self._publish
-        states = _latest([*self.shown.states, *self._stood])
+        states = _latest([*self.shown.states, *self._states])
         if self.shown.states != states:
             return partial(self._show, replace(self.shown, states=states))
         return None
@@ -241,7 +241,7 @@ class Checkpoints:
         older = [entry for entry in shown.checkpoints if (entry.link, entry.state) != (pinned.link, pinned.state)]
         kept = (pinned, *older)[: self.shelf.kept]
         loose = (loose | named) - {file for entry in kept for file in entry.files}
-        new = Shown(kept, _latest([*shown.states, *self._stood]), tuple(sorted(loose)))
+        new = Shown(kept, _latest([*shown.states, *self._states]), tuple(sorted(loose)))
         self._show(new)
         logger.info(
             "the checkpoint of round {round} is published: {count} files in {seconds} s",

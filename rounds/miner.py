@@ -46,7 +46,7 @@ class Miner:
     def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
         self.node, self.speculates = node, speculates
         self.work = RoundWork(node.state, shards, node.doors.bucket, node.doors.signer, node.time)
-        self.stood = Outcomes(node)
+        self.outcomes = Outcomes(node)
         self.answers = RepairAnswers(node, Mirror(node.doors.bucket, node.run.id, node.time))
         self.finished = -1
         """The last round in which we have nothing more to publish."""
@@ -112,7 +112,7 @@ class Miner:
 
     def follow(self, round: int) -> None:
         """Follow the run to its agreed state at the start of `round`. Raises RoundOver if catch-up went further."""
-        self.stood.follow(self.node.advance(round))
+        self.outcomes.follow(self.node.advance(round))
         if self.node.state.saved.round != round:
             raise RoundOver
         self.node.look_at_terms(round)
@@ -127,7 +127,7 @@ class Miner:
                 if counts:
                     self.report(round)
                 self.clean_up(round)
-                self.stood.tell(self.node.seconds_until(self.node.clock.words_by(round)))
+                self.outcomes.tell(self.node.seconds_until(self.node.clock.words_by(round)))
             except (ChainError, StorageError) as fault:
                 logger.warning("round {round}: {fault}; nothing of it counts", round=round, fault=str(fault))
 
@@ -165,7 +165,7 @@ class Miner:
                 if not node.expects:
                     break
                 self.follow(round)
-        self.stood.losses[round] = training.end()["loss"]
+        self.outcomes.losses[round] = training.end()["loss"]
         logger.debug(
             "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
             round=round,
@@ -244,7 +244,7 @@ class Miner:
                 return
             with node.state.timeline.begin("commit"):
                 block = node.post(statement)
-            self.stood.margins[round] = last - block
+            self.outcomes.margins[round] = last - block
             logger.debug(
                 "round {round}: committed in block {block}, {margin} blocks before the deadline",
                 round=round,

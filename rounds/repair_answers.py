@@ -21,7 +21,7 @@ from storage.mirror import Mirror
 
 LOOKS = 2
 """All peers are asked for their wanted lists this many times in a round."""
-STANDS = 2
+FIRST_LOOK = 2
 """The look in which the first miner's turn comes: the validators' copies are published by then. With every further
 look, of this round or the next ones, the number of miners that have their turn grows .."""
 GROWTH = 4
@@ -33,7 +33,7 @@ class RepairAnswers(Copier):
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
         super().__init__(node, mirror)
-        self._stood: dict[Place, int] = {}
+        self._times_lacked: dict[Place, int] = {}
         """In how many consecutive looks a node lacked it."""
         self._before: dict[Place, tuple[PeerId, ...]] = {}
         """The miners whose turn comes before ours."""
@@ -71,16 +71,18 @@ class RepairAnswers(Copier):
     def _hear(self, seconds: float) -> None:
         super()._hear(seconds)
         with self._changed:
-            self._stood = {place: self._stood.get(place, 0) + 1 for place in self._asked & self._held.keys()}
+            self._times_lacked = {
+                place: self._times_lacked.get(place, 0) + 1 for place in self._asked & self._held.keys()
+            }
 
     def _due(self) -> list[Place]:
         """Return the places whose turn it is, in order. First those that validators lack, which have posted words for
         it. Then those where we come first, so that miners asked for everything do not all begin with the same one."""
         by_validators = self._asked_by_validators
         due = []
-        for place, stood in self._stood.items():
+        for place, times in self._times_lacked.items():
             rank = len(self._miners_before(place))
-            if stood >= STANDS and rank < GROWTH ** (stood - STANDS) and place not in self._put_off:
+            if times >= FIRST_LOOK and rank < GROWTH ** (times - FIRST_LOOK) and place not in self._put_off:
                 due.append((place not in by_validators, rank, place))
         return [place for *_, place in sorted(due)]
 

@@ -41,6 +41,9 @@ class Faults:
     slow: float = 1.0
 
 
+_SOUND = Faults()
+
+
 class Link(Protocol):
     """A reader's link to the server: the seconds of a transfer of `num_bytes`; 0 bytes for the latency alone."""
 
@@ -243,7 +246,7 @@ class StoreBucket:
 
     @property
     def _faults(self) -> Faults:
-        return self._store.faults.get(self._name, Faults())
+        return self._store.faults.get(self._name, _SOUND)
 
     def _enter(self, verb: str, key: str, timeout_seconds: float, *, writes: bool = False) -> None:
         with self._store.lock:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status = actions.add_parser("status", help="show where each member is, and the last rounds")
     status.add_argument("--token-file", type=Path, required=True, help="file with the token")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_wishes(actions)
+    _add_requests(actions)
     doctor = actions.add_parser("doctor", help="check everything that a member needs, and say what to fix")
     doctor.description = (
         "Check everything that a member needs: machine, token, bucket, run, links, disk and speed. Test "
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     demo.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
-def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_requests(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     drain = actions.add_parser("drain", help="ask a member to leave after its current round")
     drain.add_argument("name", help="of the member")
     amend = actions.add_parser("amend", help="change settings from the round after the next record on")
@@ -85,7 +85,7 @@ def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Run the action. Raises ConfigError, StorageError."""
     actions = {"create": _create, "invite": _invite, "status": _status, "doctor": _doctor, "demo": _demo}
-    return actions.get(options.action, _wish)(options)
+    return actions.get(options.action, _request)(options)
 
 
 def _create(options: argparse.Namespace) -> int:
@@ -118,13 +118,13 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
-def _wish(options: argparse.Namespace) -> int:
+def _request(options: argparse.Namespace) -> int:
     from murmur.cluster import requests
 
     if options.action == "rotate":
         return requests.rotate(options, _secret_key())
-    wishes = {"drain": requests.drain, "amend": requests.amend, "close": requests.close}
-    return wishes[options.action](options)
+    requested = {"drain": requests.drain, "amend": requests.amend, "close": requests.close}
+    return requested[options.action](options)
 
 
 def _secret_key() -> str:

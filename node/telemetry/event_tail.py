@@ -88,7 +88,7 @@ class EventTail:
         yield from self.faults
 
 
-def read_diary(home: Path) -> EventTail:
+def read_event_tail(home: Path) -> EventTail:
     """Read the last events of the node in `home`."""
     runs = saved_runs(home)
     run = runs[0] if runs else None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from murmur.command import main
-from node.telemetry.event_tail import FALLBACK_SECONDS, LATELY_ROUNDS, read_diary
+from node.telemetry.event_tail import FALLBACK_SECONDS, LATELY_ROUNDS, read_event_tail
 from node.telemetry.events import TAIL_BYTES, Events
 
 NOW = 1_800_000_000.0
@@ -35,14 +35,14 @@ def home(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_node_that_counts_is_healthy_and_its_last_rounds_are_told(home: Callable[..., Path]) -> None:
-    diary = read_diary(home(*(stood(round) for round in range(9))))
-    assert [event["round"] for event in diary.rounds] == [4, 5, 6, 7, 8]
-    assert (diary.name, diary.counted, list(diary.wrong(NOW))) == ("w/default", True, [])
+    tail = read_event_tail(home(*(stood(round) for round in range(9))))
+    assert [event["round"] for event in tail.rounds] == [4, 5, 6, 7, 8]
+    assert (tail.name, tail.counted, list(tail.wrong(NOW))) == ("w/default", True, [])
 
 
 def test_a_round_that_was_told_twice_is_told_as_it_was_told_last(home: Callable[..., Path]) -> None:
-    diary = read_diary(home(stood(1), stood(2), stood(1, "LOW_SCORE")))
-    assert [event["outcome"] for event in diary.rounds] == ["LOW_SCORE", "contributing"]
+    tail = read_event_tail(home(stood(1), stood(2), stood(1, "LOW_SCORE")))
+    assert [event["outcome"] for event in tail.rounds] == ["LOW_SCORE", "contributing"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_round_that_was_told_twice_is_told_as_it_was_told_last(home: Callable[
 def test_what_is_wrong_is_named(
     home: Callable[..., Path], events: list[dict[str, Any]], later: float, wrong: list[str]
 ) -> None:
-    found = list(read_diary(home(*events)).wrong(NOW + later))
+    found = list(read_event_tail(home(*events)).wrong(NOW + later))
     assert len(found) == len(wrong)
     assert all(told.startswith(start) for told, start in zip(found, wrong, strict=True)), found
 
@@ -86,9 +86,9 @@ def stopped(fault: str | None) -> dict[str, Any]:
 def test_a_stop_on_request_is_told_and_is_no_fault(
     home: Callable[..., Path], events: list[dict[str, Any]], wrong: list[str], unwell: list[str]
 ) -> None:
-    diary = read_diary(home(*events))
-    assert list(diary.wrong(NOW)) == wrong
-    assert list(diary.unwell(NOW)) == unwell
+    tail = read_event_tail(home(*events))
+    assert list(tail.wrong(NOW)) == wrong
+    assert list(tail.unwell(NOW)) == unwell
 
 
 def test_status_says_that_a_node_was_stopped(
@@ -105,7 +105,7 @@ def test_status_says_that_a_node_was_stopped(
 
 def test_only_the_end_of_a_long_history_is_read(home: Callable[..., Path]) -> None:
     long = {"event": "reported", "round": 0, "peers": "x" * (TAIL_BYTES // 2)}
-    assert [event["round"] for event in read_diary(home(stood(1), long, long, stood(2))).rounds] == [2]
+    assert [event["round"] for event in read_event_tail(home(stood(1), long, long, stood(2))).rounds] == [2]
 
 
 def test_status_prints_it_and_its_exit_status_is_a_health_check(

@@ -204,8 +204,8 @@ def test_a_request_of_one_look_is_not_answered(networks: Made) -> None:
     place = 2, network.members["miner-1"].peer
     held._turn_to(3, network.members["miner-2"].program.node.sources(), held._applied())  # type: ignore[union-attr]
     held._wanted = {network.members["miner-3"].peer: frozenset([place, (77, place[1])])}
-    for stood, due in ((1, False), (2, not held._miners_before(place)), (4, True)):
-        held._stood = {place: stood}
+    for times, due in ((1, False), (2, not held._miners_before(place)), (4, True)):
+        held._times_lacked = {place: times}
         assert (held._next(()) is not None) == due
     held._put_off = {place}
     assert held._next(()) is None
