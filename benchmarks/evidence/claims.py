@@ -110,12 +110,12 @@ CLAIMS = (
     Claim(
         9,
         "A round's time",
-        "How much of a round is compute, by plan and measured?",
+        "How much of a round is compute, by plan and measured, and what does an hour of each part cost?",
         measured.rounds,
         measured.draw_rounds,
         "Covenant-72B: 94.5 % (20 min of compute, 70 s of communication; the stated links cannot carry that). "
         "INTELLECT-1: 95.7, 85.6 and 83.0 % (one country, with Europe, the world).",
-        "No large run has been made. What an hour costs follows from the share and the price of the GPUs.",
-        "python benchmarks/bench_links.py --rounds 4 --compute 30 --folder links",
+        "No large run has been made. An hour costs what eight GPUs cost: each part its minutes of that.",
+        "python benchmarks/bench_links.py --json",
     ),
 )

@@ -10,7 +10,7 @@ from benchmarks.evidence.rows import ROOT
 RESULTS = ROOT / "benchmarks/results"
 ARENA = RESULTS / "arena_2vcpu_2026-11-23.md"
 PAY = RESULTS / "pay-progress_2vcpu_2026-11-23.jsonl"
-LINKS = RESULTS / "links_2vcpu_2026-11-24.md"
+LINKS = RESULTS / "links_2vcpu_2026-11-27.jsonl"
 
 
 def cells(path: Path, heading: str) -> list[list[str]]:
@@ -70,6 +70,8 @@ def paid() -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def links() -> list[list[str]]:
-    """The table of the network whose bytes and compute have the 72B round's ratio: planned and measured."""
-    return cells(LINKS, "")
+def links(tree: str) -> list[dict[str, Any]]:
+    """Runs of benchmarks/bench_links.py, a network whose bytes and compute have the 72B round's ratio. tree: "this", or
+    "before" for the release that waited for every decision."""
+    rows = [json.loads(line) for line in LINKS.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["tree"] == tree]

@@ -1,13 +1,15 @@
 """Claims 7 to 9: from results that other programs of the project have written, and from rows of commands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from benchmarks.evidence import existing, figures
 from benchmarks.evidence.answers import Answer
-from benchmarks.evidence.existing import numbers
 from benchmarks.evidence.view import View
+from murmur import presets
+from training.plan import Plan
 
 CHEATS = {
     "half_work": "half the work",
@@ -117,6 +119,22 @@ def draw_codec(view: View, folder: Path) -> list[str]:
     return ["claim_8.svg"]
 
 
+PARTS = {
+    "inner steps": ("inner steps",),
+    "margin": ("margin",),
+    "moving between host and GPUs, outer step": ("swap", "open payloads", "outer step", "load weights", "compress"),
+}
+"""Phases of a miner's plan that follow one another; the rest of a round its GPUs wait."""
+
+
+def hour(plan: Plan) -> dict[str, float]:
+    """Minutes of an hour of a miner's GPUs, by part."""
+    timed = {timed.phase.name: timed.seconds for timed in plan.timeline("miner")}
+    share = 60 / max(plan.round_seconds, plan.compute_seconds / plan.utilization)
+    found = {part: share * sum(timed[name] for name in names) for part, names in PARTS.items()}
+    return found | {"waiting for upload, chain and others": 60 - sum(found.values())}
+
+
 def rounds(view: View) -> Answer:
     found = []
     for command, row in view.commands(9):
@@ -126,27 +144,36 @@ def rounds(view: View) -> Answer:
                 f"{command.label}: by plan {100 * result['utilization']:.0f} % of a round of "
                 f"{result['round_seconds'] / 60:.0f} min is compute; {result['payload_bytes'] / 1e9:.2f} GB up in "
                 f"{result['upload_seconds']:.0f} s, {result['download_bytes'] / 1e9:.1f} GB down in "
-                f"{result['download_seconds']:.0f} s."
+                f"{result['download_seconds']:.0f} s. Of an hour of its GPUs, in minutes: "
+                + ", ".join(
+                    f"{part} {minutes:.1f}"
+                    for part, minutes in hour(Plan(presets.read(command.label).first, 8, 192 * 10**9)).items()
+                )
+                + "."
             )
-    table = {cells[0]: cells[1:] for cells in existing.links()}
-    whole = [numbers(cell)[0] for cell in table["share of the whole round in compute"]]
+    runs, before = existing.links("this"), existing.links("before")
     found.append(
-        f"In a network with that ratio of bytes to compute, {whole[1]} % was planned and "
-        f"{' and '.join(str(value) for value in whole[2:])} % measured, in two runs."
+        f"In a network with that ratio of bytes to compute, {_shares(runs, 'planned')} % was planned and "
+        f"{_shares(runs, 'measured')} % measured, in {len(runs)} runs. The release that waited for each decision "
+        f"planned {_shares(before, 'planned')} % and had {_shares(before, 'measured')} %."
     )
     return found
 
 
+def _shares(runs: Sequence[Mapping[str, Any]], side: str) -> str:
+    return ", ".join(f"{100 * run[side]['utilization']:.1f}" for run in runs)
+
+
 def draw_rounds(view: View, folder: Path) -> list[str]:
-    table = {cells[0]: cells[1:] for cells in existing.links()}
-    whole = [numbers(cell)[0] for cell in table["share of the whole round in compute"]]
     rows = [
         (f"{command.label}, by plan", 100 * row["result"]["utilization"])
         for command, row in view.commands(9)
         if "utilization" in row["result"]
     ]
-    rows += [("small network, planned", whole[1])]
-    rows += [(f"small network, measured, run {place}", value) for place, value in enumerate(whole[2:], 1)]
+    for place, run in enumerate(existing.links("this"), 1):
+        rows += [(f"small network, {s}, run {place}", 100 * run[s]["utilization"]) for s in ("planned", "measured")]
+    for run in existing.links("before"):
+        rows.append(("small network, the release before, measured", 100 * run["measured"]["utilization"]))
 
     def draw(axes: Sequence[figures.Axes]) -> None:
         figures.bars(axes[0], rows, "share of a round in compute, %")
