@@ -122,7 +122,7 @@ def draw_codec(view: View, folder: Path) -> list[str]:
 PARTS = {
     "inner steps": ("inner steps",),
     "margin": ("margin",),
-    "moving between host and GPUs, outer step": ("swap", "open payloads", "outer step", "load weights", "compress"),
+    "moves and the outer step": ("swap", "open payloads", "outer step", "load weights", "compress"),
 }
 """Phases of a miner's plan that follow one another; the rest of a round its GPUs wait."""
 
@@ -132,7 +132,7 @@ def hour(plan: Plan) -> dict[str, float]:
     timed = {timed.phase.name: timed.seconds for timed in plan.timeline("miner")}
     share = 60 / max(plan.round_seconds, plan.compute_seconds / plan.utilization)
     found = {part: share * sum(timed[name] for name in names) for part, names in PARTS.items()}
-    return found | {"waiting for upload, chain and others": 60 - sum(found.values())}
+    return found | {"waiting": 60 - sum(found.values())}
 
 
 def rounds(view: View) -> Answer:
@@ -144,16 +144,16 @@ def rounds(view: View) -> Answer:
                 f"{command.label}: by plan {100 * result['utilization']:.0f} % of a round of "
                 f"{result['round_seconds'] / 60:.0f} min is compute; {result['payload_bytes'] / 1e9:.2f} GB up in "
                 f"{result['upload_seconds']:.0f} s, {result['download_bytes'] / 1e9:.1f} GB down in "
-                f"{result['download_seconds']:.0f} s. Of an hour of its GPUs, in minutes: "
+                f"{result['download_seconds']:.0f} s. An hour of its GPUs has "
                 + ", ".join(
-                    f"{part} {minutes:.1f}"
+                    f"{minutes:.1f} minutes of {part}"
                     for part, minutes in hour(Plan(presets.read(command.label).first, 8, 192 * 10**9)).items()
                 )
                 + "."
             )
     runs, before = existing.links("this"), existing.links("before")
     found.append(
-        f"In a network with that ratio of bytes to compute, {_shares(runs, 'planned')} % was planned and "
+        f"A small network has that ratio of bytes to compute. {_shares(runs, 'planned')} % was planned and "
         f"{_shares(runs, 'measured')} % measured, in {len(runs)} runs. The release that waited for each decision "
         f"planned {_shares(before, 'planned')} % and had {_shares(before, 'measured')} %."
     )
