@@ -33,11 +33,12 @@ def bytes_and_loss(view: View) -> Answer:
     if not others:
         return []
     said = [
-        f"against {other.label} {verdict(view.excess(base, other))}, {told(view.excess(base, other), 1, True, ' %')}, "
-        f"with {view.sent(other) / view.sent(base):.0f} times fewer bytes sent"
+        f"Against {other.label} it is {verdict(view.excess(base, other))}, "
+        f"{told(view.excess(base, other), 1, True, ' %')}, with {view.sent(other) / view.sent(base):.0f} times fewer "
+        "bytes sent."
         for other in others
     ]
-    found = [f"SparseLoCo's loss at equal tokens is {'; '.join(said)}."]
+    found = [f"SparseLoCo's loss at equal tokens: {' '.join(said)}"]
     losses = ", ".join(f"{line.label} {told(view.finals(line))}" for line in view.lines(1, "main"))
     found.append(f"Final held-out loss: {losses}.")
     final = view.curve(base).mean[-1]

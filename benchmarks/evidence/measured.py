@@ -42,12 +42,12 @@ def gauntlet(view: View) -> Answer:
         f"Honest peers are excluded wrongly in {min(wrong)} to {max(wrong)} % of their rounds.",
     ]
     pay = existing.paid()
-    shown = ", ".join(
-        f"{name} {fmean(p for _, p in pay[kind]):.2f} ({fmean(w for w, _ in pay[kind]):.2g} of the work)"
+    shown = " ".join(
+        f"{name.capitalize()}: {fmean(p for _, p in pay[kind]):.2f} for {fmean(w for w, _ in pay[kind]):.2g}."
         for kind, name in CHEATS.items()
         if kind in pay
     )
-    return [*found, f"Pay of a full worker on the transformer, mean of 3 seeds: {shown}."]
+    return [*found, f"Pay, and for how much work, of a full worker's on the transformer (mean of 3 seeds): {shown}"]
 
 
 def draw_gauntlet(view: View, folder: Path) -> list[str]:
