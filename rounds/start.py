@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 from loguru import logger
 
-from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, read_token, require_group
-from node.cluster.group_keys import Group, parse_token
+from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, require_group
+from node.cluster.group_keys import Group, parse_token, read_token
 from node.cluster.ledger import Ledger
 from node.cluster.rejoin import last_round
 from node.config.device import describe

@@ -101,8 +101,7 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _invite(options: argparse.Namespace) -> int:
-    from node.cluster.bootstrap import read_token
-    from node.cluster.group_keys import parse_token
+    from node.cluster.group_keys import parse_token, read_token
 
     line = read_token(Path(f"{options.name}.token")).strip()
     parse_token(line)
@@ -111,9 +110,12 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from murmur.cluster.status import lines, look
+    from node.cluster.group_keys import parse_token, read_token
 
-    found = look(options.token_file)
+    token = parse_token(read_token(options.token_file))
+    from murmur.cluster.status import lines, look  # torch, which a wrong file should not wait for
+
+    found = look(token)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else "".join(f"{line}\n" for line in lines(found)))
     return 0
 

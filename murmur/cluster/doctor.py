@@ -25,8 +25,8 @@ from murmur.plan.cluster import refusals
 from murmur.plan.command import tell
 from murmur.plan.measure import measure
 from murmur.plan.timetable import duration
-from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, read_token, wrong_group
-from node.cluster.group_keys import Group, Token, parse_token
+from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, wrong_group
+from node.cluster.group_keys import Group, Token, parse_token, read_token
 from node.cluster.ledger import CALL_SECONDS, Ledger
 from node.config.settings import ClusterConfig, flags_in, load_part
 from node.doctor import machine
@@ -50,7 +50,7 @@ BUCKET_FIX = "check that this machine reaches the bucket's address, and that the
 DATA_FIX = "set --data to a copy of the run's data, or leave it out to fetch the data from the bucket"
 
 
-class MemberCase(Examined):
+class ExaminedMember(Examined):
     """One member under examination, and the results that its checks share."""
 
     role: Role = "miner"
@@ -92,37 +92,37 @@ def examine(options: Namespace) -> int:
         print(as_json([Finding("configuration", Status.FAULT, str(fault), fix)]), end="")  # noqa: T201
         return 1
     process.log_to_stderr("ERROR")
-    return show(MemberCase(config, tell), CHECKS, json=options.json)
+    return show(ExaminedMember(config, tell), CHECKS, json=options.json)
 
 
-def token(case: MemberCase) -> str:
+def token(member: ExaminedMember) -> str:
     """Check that the token is complete and leads to a bucket."""
-    case.token = parse_token(read_token(case.config.token_file))
-    case.bucket, case.me = open_shared(case.token), member_of(case.home, case.token.run_id)
-    case.ledger = Ledger(case.bucket, case.token.run_id, Group(case.token.secret), case.me, case.time)
-    return f"run {case.token.run[:16]} in {case.token.endpoint}/{case.token.bucket}"
+    member.token = parse_token(read_token(member.config.token_file))
+    member.bucket, member.me = open_shared(member.token), member_of(member.home, member.token.run_id)
+    member.ledger = Ledger(member.bucket, member.token.run_id, Group(member.token.secret), member.me, member.time)
+    return f"run {member.token.run[:16]} in {member.token.endpoint}/{member.token.bucket}"
 
 
-def bucket(case: MemberCase) -> str:
+def bucket(member: ExaminedMember) -> str:
     """Check that the token's key lists and reads."""
-    case.bucket.list("", max_keys=1, timeout_seconds=CALL_SECONDS)
+    member.bucket.list("", max_keys=1, timeout_seconds=CALL_SECONDS)
     return "the token's key opens it"
 
 
-def run(case: MemberCase) -> str:
+def run(member: ExaminedMember) -> str:
     """Check that the run exists, belongs to this token's group, and is supported by this release."""
-    case.spec = find_spec(case.bucket, case.token.run_id)
-    if wrong_group(case.bucket, case.token.run_id, case.ledger.group):
+    member.spec = find_spec(member.bucket, member.token.run_id)
+    if wrong_group(member.bucket, member.token.run_id, member.ledger.group):
         raise Fault("the run in this bucket belongs to another group than this token", TOKEN_FIX)
-    beats = case.ledger.beats()
-    case.members = len({*beats, case.me})
+    beats = member.ledger.beats()
+    member.members = len({*beats, member.me})
     alive = sum(not beat.leaving for beat in beats.values())
-    return f"{case.spec.name}, round {case.ledger.rounds()}; {alive} members are in it"
+    return f"{member.spec.name}, round {member.ledger.rounds()}; {alive} members are in it"
 
 
-def once(case: MemberCase) -> str:
+def once(member: ExaminedMember) -> str:
     """Check that the store can decide rounds: it creates an object only where there is none."""
-    if not creates_once(case.own, timeout_seconds=STORE_SECONDS):
+    if not creates_once(member.own, timeout_seconds=STORE_SECONDS):
         raise Fault(
             "this store overwrites an object that exists (it ignores If-None-Match: *), so two members could "
             "close one round differently",
@@ -131,39 +131,39 @@ def once(case: MemberCase) -> str:
     return "when several members create one object, one wins and the others learn it (If-None-Match: *)"
 
 
-def data(case: MemberCase) -> str:
+def data(member: ExaminedMember) -> str:
     """Check that the data set is the run's."""
-    shards = open_data(case.config, case.spec, case.bucket, case.home)
-    return f"index {case.spec.data.index[:16]}, {shards.train.num_tokens:,} tokens"
+    shards = open_data(member.config, member.spec, member.bucket, member.home)
+    return f"index {member.spec.data.index[:16]}, {shards.train.num_tokens:,} tokens"
 
 
-def links(case: MemberCase) -> str:
+def links(member: ExaminedMember) -> str:
     """Measure the links to and from the bucket."""
-    return measure_links(case)[2]
+    return measure_links(member)[2]
 
 
-def memory(case: MemberCase) -> str:
+def memory(member: ExaminedMember) -> str:
     """Check that the model trains in the GPUs' memory."""
-    return in_memory(case.spec, on_gpu(case.config.device))
+    return in_memory(member.spec, on_gpu(member.config.device))
 
 
-def pace(case: MemberCase) -> str | Advice:
+def pace(member: ExaminedMember) -> str | Advice:
     """Compute a round's duration on this machine, and whether others are faster."""
-    with_gpus = on_gpu(case.config.device)
+    with_gpus = on_gpu(member.config.device)
     gpus, gpu_bytes = gpus_here() if with_gpus else (1, 0)
-    plan = ClusterPlan(case.spec, gpus, gpu_bytes, case.links, on_gpu=with_gpus, members=case.members)
-    measured = measure(plan, NOTHING_GIVEN, case.tell, home=case.home)
+    plan = ClusterPlan(member.spec, gpus, gpu_bytes, member.links, on_gpu=with_gpus, members=member.members)
+    measured = measure(plan, NOTHING_GIVEN, member.tell, home=member.home)
     plan, tried = measured.plan, tried_words(measured)
     if found := refusals(plan):
         raise Fault("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
     said = (
-        f"among {case.members} members with this machine a round takes {duration(plan.round_seconds)}, of which "
+        f"among {member.members} members with this machine a round takes {duration(plan.round_seconds)}, of which "
         f"{plan.utilization:.0%} is compute; {tried}"
     )
-    theirs = others_seconds(case)
+    theirs = others_seconds(member)
     if theirs is None or plan.compute_seconds <= SPREAD * theirs:
         return said
-    steps = case.spec.inner.steps
+    steps = member.spec.inner.steps
     ours = max(1, int(steps * theirs / plan.compute_seconds))
     return Advice(
         f"{said}. The others do all inner steps in {duration(theirs)}: this machine plans about {ours} of "
@@ -172,16 +172,16 @@ def pace(case: MemberCase) -> str | Advice:
     )
 
 
-def others_seconds(case: MemberCase) -> float | None:
+def others_seconds(member: ExaminedMember) -> float | None:
     """Return the seconds in which the others do all inner steps, by the last records; None where there are none."""
-    newest = case.ledger.rounds()
-    records = [case.ledger.record(number) for number in range(max(0, newest - ROUNDS), newest)]
+    newest = member.ledger.rounds()
+    records = [member.ledger.record(number) for number in range(max(0, newest - ROUNDS), newest)]
     found = [
-        whole_seconds(update, case.spec.inner.steps)
+        whole_seconds(update, member.spec.inner.steps)
         for record in records
         if record is not None
         for update in record.updates
-        if update.peer != case.me
+        if update.peer != member.me
     ]
     return median(found) if found else None
 

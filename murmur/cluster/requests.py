@@ -10,8 +10,8 @@ from typing import Any
 from murmur.run.amend import changes_of
 from murmur.run.questions import agreed_to, say
 from node.cluster.amendments import AmendedSpec
-from node.cluster.bootstrap import open_ledger, read_token
-from node.cluster.group_keys import parse_token
+from node.cluster.bootstrap import open_ledger
+from node.cluster.group_keys import parse_token, read_token
 from node.cluster.ledger import Ledger
 from owner.cluster import require_store
 from protocol.cluster import Amendment, ClusterSpec, amended

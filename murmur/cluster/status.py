@@ -1,13 +1,12 @@
 """`murmur cluster status`: read from the bucket by a holder of the token."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from node.cluster.amendments import AmendedSpec
-from node.cluster.bootstrap import find_spec, open_shared, read_token
-from node.cluster.group_keys import Group, parse_token
+from node.cluster.bootstrap import find_spec, open_shared
+from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import Ledger
 from protocol.types import PeerId
 from storage.realtime import REAL
@@ -16,10 +15,9 @@ LAST = 5
 _NOBODY = PeerId(bytes(32))
 
 
-def look(token_file: Path) -> dict[str, Any]:
+def look(token: Token) -> dict[str, Any]:
     """Return members by their last beat, and the last records. Beats are read twice, a beat apart: members that did not
     change are silent. Raises ConfigError, StorageError."""
-    token = parse_token(read_token(token_file))
     bucket, run = open_shared(token), token.run_id
     spec = find_spec(bucket, run)
     ledger = Ledger(bucket, run, Group(token.secret), _NOBODY, REAL)

@@ -77,8 +77,8 @@ def _source(options: argparse.Namespace) -> "Source":
 
 def _cluster(token_file: Path) -> "Source":
     from murmur.dashboard.cluster import Cluster
-    from node.cluster.bootstrap import open_ledger, read_token
-    from node.cluster.group_keys import parse_token
+    from node.cluster.bootstrap import open_ledger
+    from node.cluster.group_keys import parse_token, read_token
     from node.program import process
     from protocol.errors import StorageError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from murmur import network
-from node.cluster.bootstrap import SharedData, find_spec, open_shared, read_token, wrong_group
-from node.cluster.group_keys import Group, Token, is_token, parse_token
+from node.cluster.bootstrap import SharedData, find_spec, open_shared, wrong_group
+from node.cluster.group_keys import Group, Token, is_token, parse_token, read_token
 from node.cluster.ledger import Ledger
 from node.sync.dataset import RemoteShards
 from post.cluster_states import ClusterStates

@@ -27,15 +27,6 @@ FILE_SECONDS = 24 * 3600.0
 """Time-out of one file of the data set; long, since a slow download is better than none."""
 
 
-def read_token(path: Path) -> str:
-    """The token in this file. Raises ConfigError."""
-    try:
-        return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        why = fault.strerror if isinstance(fault, OSError) else "it is not text"
-        raise ConfigError(f"cannot read the token file {path}: {why}") from None
-
-
 def data_folder(home: Path, index: Digest) -> Path:
     """Return the folder into which the data set is fetched."""
     folder = home / "data" / index.hex()[:16]

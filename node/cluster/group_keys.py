@@ -8,6 +8,7 @@ import binascii
 import hmac
 import secrets
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -43,6 +44,15 @@ class Token(Table):
     @property
     def run_id(self) -> Digest:
         return Digest(bytes.fromhex(self.run))
+
+
+def read_token(path: Path) -> str:
+    """The token in this file. Raises ConfigError."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        why = fault.strerror if isinstance(fault, OSError) else "it is not text"
+        raise ConfigError(f"cannot read the token file {path}: {why}") from None
 
 
 def is_token(text: str) -> bool:

@@ -102,6 +102,7 @@ def test_no_help_loads_anything_heavy(words: list[str], helps: dict[str, list[An
 WRONG = [
     ["audit", "--round", "2", "--run", "nowhere"],
     ["audit", "--round", "2", "--validator", "5nonsense"],
+    ["cluster", "status", "--token-file", "nowhere"],
     ["dashboard", "no/where"],
     ["evaluate", "nowhere"],
     ["explain", "5nonsense"],
