@@ -35,8 +35,7 @@ CLAIMS = (
         "synchronous training with 500 times fewer exchanges.",
         "Models are thousands of times smaller than the papers', with few tokens a parameter and few rounds. What "
         "error feedback has not sent when a run ends is lost, so a short run is SparseLoCo's worst case. DDP's bytes "
-        "are one fp32 gradient a step. DiLoCo's momentum stays at the paper's 0.9, which few rounds may not suit. Its "
-        "best outer rate is the lowest that was tried, and SparseLoCo's the highest: a wider search may move both.",
+        "are one fp32 gradient a step. DiLoCo's momentum stays at the paper's 0.9, which few rounds may not suit.",
     ),
     Claim(
         2,

@@ -16,7 +16,7 @@ from benchmarks.evidence.settings import Method, Optimizer, Setting, id_of
 TRIAL_SEED = 1000
 Rate = tuple[float, float]
 """Peak rate of the inner optimizer, and the outer one."""
-TRIALS = 5
+TRIALS = 7
 """Of every method."""
 START: dict[Optimizer, float] = {"adamw": 6e-3, "muon": 1.2e-2}
 OUTER: dict[Method, tuple[float, ...]] = {"ddp": (1.0,), "diloco": (0.7, 0.4), "sparseloco": (1.0, 0.7)}
@@ -25,24 +25,35 @@ OUTER: dict[Method, tuple[float, ...]] = {"ddp": (1.0,), "diloco": (0.7, 0.4), "
 def next_trial(method: Method, optimizer: Optimizer, done: Mapping[Rate, float]) -> Rate | None:
     """The next trial of a method, by one rule for all, from the losses of those that were made. None after TRIALS.
 
-    The inner rate is doubled or halved from START on until the best is between two others; then the other outer rate
-    is tried at the best inner one, and what is left goes to inner rates nearer to the best.
+    The inner rate is doubled or halved from START on until the best is between two others; then the outer rate at the
+    best inner one, by the ratio of its first two. What is left goes to inner rates nearer to the best.
     """
     if len(done) == TRIALS:
         return None
     first = OUTER[method][0]
-    tried = {peak: loss for (peak, outer), loss in done.items() if outer == first}
-    for peak in (START[optimizer], 2 * START[optimizer]):
-        if peak not in tried:
-            return peak, first
-    best = min(tried, key=lambda peak: tried[peak])
-    if best == max(tried):
-        return round(2 * best, 7), first
-    if best == min(tried):
-        return round(best / 2, 7), first
-    outer = min(done, key=lambda rate: done[rate])[1]
-    nearer = [(round(best * share, 7), outer) for share in (1.5, 0.75, 1.25, 0.6)]
-    return next(rate for rate in [*((best, other) for other in OUTER[method]), *nearer] if rate not in done)
+    inner = {peak: loss for (peak, outer), loss in done.items() if outer == first}
+    peak = _beyond(inner, (START[optimizer], 2 * START[optimizer]))
+    if peak is not None:
+        return peak, first
+    best = min(inner, key=lambda peak: inner[peak])
+    outers = {outer: loss for (peak, outer), loss in done.items() if peak == best}
+    outer = _beyond(outers, OUTER[method])
+    if outer is not None:
+        return best, outer
+    peak, outer = min(done, key=lambda rate: done[rate])
+    nearer = (round(peak * share, 7) for share in (1.5, 0.75, 1.25, 0.6, 0.9))
+    return next((peak, outer) for peak in nearer if (peak, outer) not in done)
+
+
+def _beyond(tried: Mapping[float, float], first: tuple[float, ...]) -> float | None:
+    """The next of `first`, and then beyond the end at which the best is; None once it is between two others."""
+    lacking = [rate for rate in first if rate not in tried]
+    if lacking:
+        return lacking[0]
+    best, ratio = min(tried, key=lambda rate: tried[rate]), max(first) / min(first)
+    if len(first) == 1 or min(tried) < best < max(tried):
+        return None
+    return round(best * ratio if best == max(tried) else best / ratio, 7)
 
 
 NAMES: dict[Method, str] = {
@@ -113,7 +124,7 @@ FULL = Scale(
     inner_steps=(20, 30, 60, 120),
     peers=(2, 4, 16),
     longer=4,
-    sizes=(("0.3M", 3), ("0.8M", 3), ("3M", 3), ("10M", 2)),
+    sizes=(("0.3M", 3), ("0.8M", 3), ("3M", 1), ("10M", 1)),
     crowd=10,
     colluders=(0, 1, 2, 3, 4),
     attacked_steps=100,
@@ -179,8 +190,8 @@ class Plan:
             [*self._attacked()],
             [*self._longer()],
             [*self._muon()],
-            [*self._sizes()],
             [Command(8, "codec", "codec", self.scale.codec)],
+            *(self._sizes(size, num_seeds) for size, num_seeds in self.scale.sizes),
         ]
         asked = (0, *self.scale.claims)
         return [[line for line in block if line.claim in asked] for block in found]
@@ -304,12 +315,11 @@ class Plan:
             found += self._line(4, "muon", NAMES[m], self._runs(m, optimizer="muon"))
         return found
 
-    def _sizes(self) -> list[Line]:
-        found = []
-        for size, num_seeds in self.scale.sizes:
-            for m in TUNED:
-                runs = self._runs(m, self.scale.seeds[:num_seeds], size=size)
-                found += self._line(4, "sizes", NAMES[m], runs, runs[0].num_parameters if runs else None)
+    def _sizes(self, size: str, num_seeds: int) -> list[Line | Command]:
+        found: list[Line | Command] = []
+        for m in TUNED:
+            runs = self._runs(m, self.scale.seeds[:num_seeds], size=size)
+            found += self._line(4, "sizes", NAMES[m], runs, runs[0].num_parameters if runs else None)
         return found
 
     def _waiting(self) -> list[Line]:

@@ -1,6 +1,7 @@
 """docs/evidence.md and its figures, from the rows alone."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.evidence import rows, sources
@@ -81,12 +82,18 @@ def tuning(view: View) -> list[str]:
         shown = f"{len(done)} of {TRIALS} | | | "
         if done:
             peak, outer = best = min(done, key=lambda rate: done[rate])
-            tried = {rate[0] for rate in done}
-            edge = " (at the edge of what was tried)" if peak in (min(tried), max(tried)) else ""
-            rates = f"{peak:g}{edge} | " + ("" if method == "ddp" else f"{outer:g}")
+            inner = f"{peak:g}{at_edge(peak, [rate[0] for rate in done])}"
+            rates = f"{inner} | " + (
+                "" if method == "ddp" else f"{outer:g}{at_edge(outer, [rate[1] for rate in done])}"
+            )
             shown = f"{len(done)} of {TRIALS} | {rates} | {done[best]:.3f}"
         found.append(f"| {NAMES[method]} | {shown} | {size / 1e3:.1f} kB |")
     return [*found, ""]
+
+
+def at_edge(rate: float, tried: Sequence[float]) -> str:
+    """Words for a rate beyond which none was tried."""
+    return " (at the edge of what was tried)" if rate in (min(tried), max(tried)) else ""
 
 
 def section(claim: Claim, view: View, figures: Path) -> list[str]:

@@ -50,6 +50,17 @@ def answered(plan: Plan) -> dict[str, rows.Row]:
     return {run.id: {"id": run.id, "settings": run.key(), "points": points, "seconds": 1} for run in asked}
 
 
+@pytest.mark.parametrize(
+    ("method", "outer"), [("diloco", 0.25), ("diloco", 0.4), ("diloco", 0.7), ("sparseloco", 0.7), ("sparseloco", 1.4)]
+)
+def test_the_best_outer_rate_stands_between_two_others(method: str, outer: float) -> None:
+    done = valley(method, (6e-3, outer))
+    found = min(done, key=lambda rate: done[rate])[1]
+    tried = [rate[1] for rate in done]
+    assert min(tried) < found < max(tried)
+    assert abs(log2(found / outer)) < 0.5
+
+
 @pytest.mark.parametrize("scale", [FULL, QUICK])
 def test_a_plan_tunes_first_and_then_uses_what_won(scale: Scale) -> None:
     known: dict[str, rows.Row] = {}
