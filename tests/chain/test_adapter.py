@@ -19,6 +19,7 @@ from chain.connection import Connection
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError
 from protocol.types import Uid
 from tests.chain.stubs import WALLET, Stub
+from tests.forked import exit_code
 
 CAP = 20.0
 """Seconds by which something has ended, on a busy machine too, that is not held up for longer than that or for ever."""
@@ -309,6 +310,10 @@ def test_a_submission_that_was_lost_is_sent_again_after_the_chain_was_read_back(
 
 
 def test_a_chain_opened_before_a_fork_works_after_it() -> None:
+    assert exit_code(_open_and_fork) == 0
+
+
+def _open_and_fork() -> None:
     chain = chain_over(Stub(), timeout=CAP)
     child = os.fork()
     if child == 0:

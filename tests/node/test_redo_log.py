@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, rmtree
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from node.state import node_state as node_held
+from tests.forked import exit_code
 from tests.node.played_rounds import (
     ROUNDS,
     RUN,
@@ -75,10 +76,7 @@ def test_killed_at_any_write_a_node_stands_where_the_network_stood(tmp_path: Pat
     outcomes = set()
     for at in range(200):
         home = copytree(tmp_path / "before", tmp_path / str(at))
-        pid = os.fork()
-        if pid == 0:
-            _play_and_die(home, at)
-        _, status = os.waitpid(pid, 0)
+        exited = exit_code(_play_and_die, home, at)
         held = start(home)
         assert held.saved.round >= 3
         stands(held)
@@ -86,9 +84,10 @@ def test_killed_at_any_write_a_node_stands_where_the_network_stood(tmp_path: Pat
         outcomes.add(held.saved.round)
         play(held, 7)
         stop(held)
-        if os.waitstatus_to_exitcode(status) == 0:
+        rmtree(home)
+        if exited == 0:
             break
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert exited == 0
     assert outcomes == {3, 4, 5, 6}
 
 

@@ -18,6 +18,7 @@ from node.state.saved import Consensus, Payload, Saved, SealedRound, Snapshot, S
 from node.state.store import DAMAGED_KEPT, StateStore
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest, PeerId
+from tests.forked import exit_code
 from training import checkpoint
 
 RUN = Digest(sha256(b"run").digest())
@@ -125,16 +126,13 @@ def test_killed_at_any_step_of_a_save_the_state_before_or_after_is_there(tmp_pat
         store.commit(before)
         after_book = sha256(b"book 2").digest()
         store.close()
-        pid = os.fork()
-        if pid == 0:
-            _save_and_die(home, step)
-        _, status = os.waitpid(pid, 0)
+        exited = exit_code(_save_and_die, home, step)
         store = StateStore(home, RUN)
         found = store.load()
         assert found is not None
         assert_whole(store, found)
         assert found == before or (found.round == 2 and found.book == after_book)
-        outcomes.add((found.round, os.waitstatus_to_exitcode(status)))
+        outcomes.add((found.round, exited))
         store.close()
     assert {(1, 9), (2, 0)} <= outcomes
 
