@@ -116,10 +116,7 @@ class Witness:
     def watch(self, network: Network, calm: Callable[[int], bool]) -> None:
         self.network, self.calm = network, calm
         self.result.seed = network.seed
-        clock, spec = network.spec.clock, network.spec
-        self._oracle = Oracle(
-            clock.start_block, clock.round_blocks, clock.commit, clock.words, spec.gauntlet.contributors
-        )
+        self._oracle = Oracle(network.run)
         network.blocks.on_block = self._block
 
     def fault(self, incident: Incident) -> None:
@@ -322,9 +319,9 @@ class Witness:
 
     def _ask(self, number: int) -> None:
         """Check that the contributors that honest nodes applied for a round follow from the words."""
-        applied = self._applied_by.pop(number, [])
-        if not applied:
+        if number < 0:
             return
+        applied = self._applied_by.pop(number, [])
         found = self._oracle.selected(self._network.world, number)
         expected = frozenset() if found is None else frozenset(hotkey(peer) for peer in found)
         for name, contributing in applied:

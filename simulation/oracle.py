@@ -1,26 +1,28 @@
 """The correct agreement, computed by an observer that misses nothing: every block's state, a memory of all words, and
 plain loops. Shares no code with gauntlet/agreement.py, so that a fault there is seen (docs/simulation.md)."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from protocol.assignment import Draw
-from protocol.types import Commitment, Peer, PeerId, Uid, Word
+from protocol.messages import first_link, link_of
+from protocol.run import Run
+from protocol.types import Commitment, Digest, Peer, PeerId, Selection, Uid, Word
 from simulation.world import World
 
 SEAT_ROUNDS = 4
+MEMORY_ROUNDS = 64
+
+Pair = tuple[Digest, Digest]
+"""Theta and previous link, as words name them."""
 
 
 @dataclass
 class Oracle:
-    """Observes a chain, block by block. `start`, `length`: of the rounds; `commit`, `words`: offsets of D and X in
-    blocks; `places`: how many may contribute."""
+    """Observes the chain of a run without amendments, block by block."""
 
-    start: int
-    length: int
-    commit: int
-    words: int
-    places: int
+    run: Run
     _seen: int = 0
     """The last block that was read."""
     _words: dict[int, list[tuple[int, PeerId, Word]]] = field(default_factory=dict)
@@ -28,6 +30,10 @@ class Oracle:
     _wrote: dict[PeerId, list[tuple[int, int | None]]] = field(default_factory=dict)
     """By hotkey: the blocks in which it has written, and the round of the word. A hotkey that overwrites its word with
     anything else has given up its seat."""
+    _link: Digest | None = None
+    """The link at which the run stands; None before its first round."""
+    _theta: Digest | None = None
+    """The theta at which it stands; None while no word has named it."""
 
     def look(self, world: World) -> None:
         """Record every block that became final."""
@@ -36,7 +42,7 @@ class Oracle:
                 if peer.slot is None or peer.slot.block != block:
                     continue
                 word, last = peer.slot.statement, None
-                if isinstance(word, Word) and block > self.start + word.round * self.length + self.commit:
+                if isinstance(word, Word) and block > self._opened(word.round):
                     self._words.setdefault(word.round, []).append((block, peer.id, word))
                     last = word.round
                 elif isinstance(word, Word) and word.round == 0 and not any(word.theta) and not word.bitmap:
@@ -45,81 +51,119 @@ class Oracle:
         self._seen = world.final
 
     def selected(self, world: World, round: int) -> frozenset[PeerId] | None:
-        """Return the contributors of a round whose X is final; None where it is void."""
-        opened = self.start + round * self.length + self.commit
-        closed = self.start + round * self.length + self.words
-        registered = world.state(opened, archive=True).peers
-        stakes = self._stakes(round, opened, world)
-        total = sum(stakes.values(), Fraction(0))
-        committed = {
-            peer.uid: peer
-            for peer in registered
-            if peer.slot is not None
-            and isinstance(peer.slot.statement, Commitment)
-            and peer.slot.statement.round == round
-            and peer.slot.block <= opened
-        }
+        """Return the contributors of a round whose X is final; None where nobody may apply it: it is void, or does not
+        go on from where the run stands. To be asked for every round, in order."""
+        clock = self.run.first.clock
+        opened = self._opened(round)
+        closed = opened + clock.words - clock.commit
+        spoke = self._last_words(round, opened, world)
+        counted = _weighed({p: s for p, (s, of) in spoke.items() if of >= round - SEAT_ROUNDS}) or _weighed(
+            {p: s for p, (s, _) in spoke.items()}
+        )
+        remembered = _weighed({p: s for p, (s, of) in spoke.items() if of >= round - MEMORY_ROUNDS})
+        selection, held, named_by_all = self._decide(world, round, opened, closed, counted, remembered)
+        link = self._link or first_link(self.run.id)
+        goes_on = held is not None and held[1] == link and self._theta in (None, held[0])
+        if held is None or not (goes_on or held == named_by_all):
+            return None
+        self._theta, self._link = held
+        if selection is None:
+            return None
+        self._theta, self._link = None, link_of(selection)
+        return frozenset(peer for peer, _ in selection.contributing)
+
+    def _opened(self, round: int) -> int:
+        """Return the round's block D."""
+        clock = self.run.first.clock
+        return clock.start_block + round * clock.round_blocks + clock.commit
+
+    def _decide(
+        self,
+        world: World,
+        round: int,
+        opened: int,
+        closed: int,
+        counted: dict[PeerId, Fraction],
+        remembered: dict[PeerId, Fraction],
+    ) -> tuple[Selection | None, Pair | None, Pair | None]:
+        """Return the selection, and the pairs that most of the counted and of the remembered stake name by X."""
+        committed: dict[Uid, tuple[PeerId, Digest]] = {}
+        order: list[Peer] = []
+        for peer in world.state(opened, archive=True).peers:
+            if peer.slot is None or peer.slot.block > opened:
+                continue
+            promise = peer.slot.statement
+            if isinstance(promise, Commitment) and promise.round == round:
+                committed[peer.uid] = (peer.id, promise.envelope)
+                order.append(peer)
         draw = world.header(opened, archive=True).hash
-        order = sorted(committed.values(), key=lambda p: (-p.incentive, Draw("order", draw, p.id).words(8), p.id))
-        pairs: dict[PeerId, tuple[bytes, bytes]] = {}
+        order.sort(key=lambda peer: (-peer.incentive, Draw("order", draw, peer.id).words(8), peer.id))
+        pairs: dict[PeerId, Pair] = {}
         named: dict[PeerId, set[int]] = {}
         spoke: set[PeerId] = set()
+        selection, held = None, None
         for block in range(opened + 1, closed + 1):
-            for at, peer, word in self._words.get(round, ()):
-                if at != block or peer not in stakes:
+            for at, author, word in self._words.get(round, ()):
+                if at != block:
                     continue
-                spoke.add(peer)
+                spoke.add(author)
                 if not any(word.theta) and not any(word.previous):
                     continue
-                if peer not in pairs:
-                    pairs[peer], named[peer] = (word.theta, word.previous), set()
-                if pairs[peer] == (word.theta, word.previous):
-                    named[peer] |= {uid for uid in range(256) if word.bitmap >> uid & 1}
-            held = self._most(pairs, stakes, total)
-            if held is None:
+                if author not in pairs:
+                    pairs[author], named[author] = (word.theta, word.previous), set()
+                if pairs[author] == (word.theta, word.previous):
+                    named[author] |= {uid for uid in range(256) if word.bitmap >> uid & 1}
+            held = _most(pairs, counted)
+            if held is None or selection is not None:
                 continue
-            most = [
-                peer.uid
-                for peer in order
-                if 2 * sum(stakes[v] for v in pairs if pairs[v] == held and peer.uid in named[v]) > total
-            ]
-            first = self._first([peer.uid for peer in order], committed)
-            if most and (block == closed or spoke == set(stakes) or set(first) <= set(most)):
-                return frozenset(committed[uid].id for uid in self._first(most, committed))
-        return None
+            most = []
+            for uid in committed:
+                behind = sum(counted[v] for v in counted if pairs.get(v) == held and uid in named[v])
+                if 2 * behind > sum(counted.values()):
+                    most.append(uid)
+            first = self._first(order, committed)
+            if most and (block == closed or spoke >= set(counted) or set(first) <= set(most)):
+                contributing = sorted(committed[uid] for uid in self._first(order, most))
+                selection = Selection(round, *held, self.run.id, tuple(contributing))
+        return selection, held, _most(pairs, remembered)
 
-    def _stakes(self, round: int, opened: int, world: World) -> dict[PeerId, Fraction]:
-        """Return the counted stake of each validator."""
-        permitted = {peer.id: peer.stake for peer in world.state(opened, archive=True).peers if peer.validates}
-        last = {
-            peer: next((of for block, of in reversed(writes) if block <= opened), None)
-            for peer, writes in self._wrote.items()
-            if peer in permitted
-        }
-        lately = [p for p, of in last.items() if of is not None and round - SEAT_ROUNDS <= of < round]
-        counted = lately or [p for p, of in last.items() if of is not None and of < round]
-        if not any(permitted[peer] for peer in counted):
-            return dict.fromkeys(counted, Fraction(1))
-        return {peer: Fraction(permitted[peer]) for peer in counted}
+    def _last_words(self, round: int, opened: int, world: World) -> dict[PeerId, tuple[int, int]]:
+        """Return, for each validator that has spoken, its stake and the round for which it did last."""
+        found: dict[PeerId, tuple[int, int]] = {}
+        for peer in world.state(opened, archive=True).peers:
+            if not peer.validates:
+                continue
+            of = next((of for block, of in reversed(self._wrote.get(peer.id, [])) if block <= opened), None)
+            if of is not None and of < round:
+                found[peer.id] = (peer.stake, of)
+        return found
 
-    def _most(
-        self, pairs: dict[PeerId, tuple[bytes, bytes]], stakes: dict[PeerId, Fraction], total: Fraction
-    ) -> tuple[bytes, bytes] | None:
-        for pair in pairs.values():
-            if 2 * sum(stakes[peer] for peer in pairs if pairs[peer] == pair) > total:
-                return pair
-        return None
-
-    def _first(self, uids: list[Uid], committed: dict[Uid, Peer]) -> list[Uid]:
-        """Return the first of these, in their order; an eighth of the places is for peers without incentive."""
-        earning = [uid for uid in uids if committed[uid].incentive]
-        new = [uid for uid in uids if uid not in earning]
+    def _first(self, order: list[Peer], among: Collection[Uid]) -> list[Uid]:
+        """Return the first of these, in the order; an eighth of the places is for peers without incentive."""
+        places = self.run.first.gauntlet.contributors
+        earning = [peer.uid for peer in order if peer.uid in among and peer.incentive]
+        new = [peer.uid for peer in order if peer.uid in among and not peer.incentive]
         chosen: list[Uid] = []
-        reserved = min(len(new), self.places // 8)
+        reserved = min(len(new), places // 8)
         for uid in earning:
-            if len(chosen) < self.places - reserved:
+            if len(chosen) < places - reserved:
                 chosen.append(uid)
         for uid in new:
-            if len(chosen) < self.places:
+            if len(chosen) < places:
                 chosen.append(uid)
         return chosen
+
+
+def _weighed(stakes: dict[PeerId, int]) -> dict[PeerId, Fraction]:
+    """Return the weights of words: stake, or 1 each where nobody has stake."""
+    if not any(stakes.values()):
+        return dict.fromkeys(stakes, Fraction(1))
+    return {peer: Fraction(stake) for peer, stake in stakes.items()}
+
+
+def _most(pairs: dict[PeerId, Pair], stakes: dict[PeerId, Fraction]) -> Pair | None:
+    """Return the pair that more than half of the stake names."""
+    for pair in pairs.values():
+        if 2 * sum(stakes.get(peer, 0) for peer in pairs if pairs[peer] == pair) > sum(stakes.values()):
+            return pair
+    return None
