@@ -6,22 +6,25 @@ data/             the data set, where it was made for this run
 spec.json         the spec as it is published, once it is sealed
 owner.toml        network, wallet and bucket as they were given, without secrets
 amendments/       the amendments that the preset plans for later, one file each, for `murmur run amend`
+posted/           every amendment that was settled or pending at a look of the owner's, for a new bucket
 RUN/run.json      the amendments that were settled at the owner's last look
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError
+from protocol.run import Amendment
 from protocol.spec import RunSpec, build, parse_text
 from protocol.types import Digest
 
-DRAFT, THETA, DATA, SPEC, OWNER, AMENDMENTS = (
-    "draft.json", "theta_0", "data", "spec.json", "owner.toml", "amendments"
+DRAFT, THETA, DATA, SPEC, OWNER, AMENDMENTS, POSTED = (
+    "draft.json", "theta_0", "data", "spec.json", "owner.toml", "amendments", "posted"
 )  # fmt: skip
 
 
@@ -46,6 +49,21 @@ class RunFolder:
     def seal(self, spec: RunSpec) -> None:
         """Save the spec, before any of it is published."""
         write(self.path / SPEC, spec.to_bytes())
+
+    def keep(self, amendments: Iterable[Amendment]) -> None:
+        """Save amendments that the owner's slot leads to."""
+        folder = self.path / POSTED
+        folder.mkdir(exist_ok=True)
+        for amendment in amendments:
+            write(folder / f"{amendment.digest.hex()}.json", amendment.to_bytes())
+
+    @property
+    def documents(self) -> dict[Digest, bytes]:
+        """The sealed spec and the saved amendments, by digest: what the owner's slot may lead to."""
+        spec = self.spec
+        found = [spec.to_bytes()] if spec is not None else []
+        found += [path.read_bytes() for path in sorted((self.path / POSTED).glob("*.json"))]
+        return {Digest(sha256(document).digest()): document for document in found}
 
 
 def open_folder(path: Path) -> RunFolder:

@@ -151,10 +151,16 @@ def announce(doors: Doors, document: bytes, require: Callable[[], None] = lambda
     The rest of the slot stays: the owner may be a miner or a validator too. `require` is called in between, since a
     bucket may take minutes. Raises the errors of `require` and of the doors.
     """
-    digest = Digest(sha256(document).digest())
-    _insist(lambda: doors.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
+    digest = put(doors, document)
     require()
     return name(doors, digest)
+
+
+def put(doors: Doors, document: bytes) -> Digest:
+    """Upload a spec or an amendment; return its digest. Raises StorageError and ConfigError, as `upload`."""
+    digest = Digest(sha256(document).digest())
+    _insist(lambda: doors.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
+    return digest
 
 
 def name(doors: Doors, digest: Digest) -> int:

@@ -102,6 +102,7 @@ def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
         )
     now = standing(run, doors)
     RunFile(folder_of(folder.path, run.id)).save(now.run)
+    folder.keep(now.planned.amendments)
     return now
 
 

@@ -16,7 +16,7 @@ from node.observe import reader
 from node.program import process
 from owner.draft import sealed
 from owner.folder import DRAFT, THETA, RunFolder, open_folder
-from owner.publish import announce, await_named, blobs_of, data_blobs, name, own_slot, theta_blobs, upload
+from owner.publish import announce, await_named, blobs_of, data_blobs, name, own_slot, put, theta_blobs, upload
 from owner.stranger import read_back
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, StorageError
 from protocol.run import Run
@@ -68,6 +68,8 @@ def publish(options: Namespace) -> int:
         named = spec.digest
     else:
         spec = _known(folder)
+        for document in folder.documents.values():
+            put(doors, document)  # the bucket may be a new one
         slot = own_slot(doors)
         block = name(doors, named) if slot is None or slot.pointer != doors.pointer else slot.block
     await_named(doors, named, block)
@@ -110,7 +112,7 @@ def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *
     slot, spec = own_slot(doors), folder.spec
     if slot is None or slot.amendment is None:
         return None
-    if spec is not None and slot.amendment == spec.digest:
+    if slot.amendment in folder.documents:
         return slot.amendment
     try:
         _, found = reader.open_run(questions.as_strangers(settings, folder.table["owner"], home), home)

@@ -68,6 +68,11 @@ def test_an_amendment_is_shown_settled_and_followed(
     assert world.named() == named
     assert world.run("publish", running) == 0, "publishing once more keeps what was amended"
     assert world.named() == named
+    bucket = world.bucket("owner")
+    for key in bucket.list("", max_keys=1000, timeout_seconds=10):
+        bucket.delete(key, timeout_seconds=10)
+    assert world.run("publish", running) == 0, "all that a joiner needs is in the folder"
+    assert world.named() == named
     world.chain.wait(clock.start(wanted - 1), 60)
     capsys.readouterr()
     assert main(["run", "show", str(running)]) == 0

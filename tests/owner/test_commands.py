@@ -178,6 +178,11 @@ def test_a_published_run_can_be_joined_and_a_second_publication_changes_nothing(
     slot = world.slot()
     assert world.publish(folder) == 0
     assert (world.slot(), open_folder(folder).spec) == (slot, spec)
+    bucket = world.bucket("owner")
+    for key in bucket.list("", max_keys=1000, timeout_seconds=10):
+        bucket.delete(key, timeout_seconds=10)
+    assert world.publish(folder) == 0, "a lost bucket is filled again"
+    assert (world.slot(), open_folder(folder).spec) == (slot, spec)
     # Another run does not take its place by accident.
     other = tmp_path / "other"
     assert world.create(other, "--seed", "1") == 0
