@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 from loguru import logger
 
-from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, require_group
-from node.cluster.group_keys import Group, parse_token, read_token
-from node.cluster.ledger import Ledger
+from node.cluster.bootstrap import find_spec, is_member, member_of, open_data, open_shared, require_group
+from node.cluster.group_keys import Group, Token, parse_token, read_token
+from node.cluster.ledger import Ledger, Patience
 from node.cluster.rejoin import last_round
 from node.config.device import describe
 from node.config.settings import ClusterConfig, NodeConfig, home
@@ -18,6 +19,8 @@ from node.program.process import is_stopping
 from node.state.node_state import NodeState
 from node.state.store import StateStore
 from node.telemetry.events import Events
+from protocol.cluster import ClusterSpec
+from protocol.errors import AccessDenied, StorageError
 from rounds.member import Member
 from rounds.miner import Miner
 from rounds.validator import Validator
@@ -25,6 +28,9 @@ from storage.realtime import REAL
 from training.memory import Role
 from training.parallel import Ranks
 from training.replica import Replica
+from training.shards import Shards
+
+RETRY_SECONDS = 5.0
 
 Player = type[Miner] | type[Validator]
 
@@ -46,21 +52,12 @@ def member(config: ClusterConfig) -> None:
 
 def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     """Build the member and play its rounds. Called on the first rank. Raises ConfigError, StorageError."""
-    token = parse_token(read_token(config.token_file))
-    run, bucket = token.run_id, open_shared(token)
-    spec, folder, group = find_spec(bucket, run), home(config), Group(token.secret)
-    require_group(bucket, run, group)
-    me = member_of(folder, run)
-    ledger = Ledger(bucket, run, group, me, REAL)
-    if (last := last_round(ledger, spec)) is not None:
-        logger.info(
-            "the run {run} is closed: round {round} was its last. There is nothing to train; its theta is in "
-            "the bucket",
-            run=spec.name,
-            round=last,
-        )
+    token, folder = parse_token(read_token(config.token_file)), home(config)
+    run = token.run_id
+    spec, ledger, shards = _found(config, token, folder)
+    me = ledger.me
+    if shards is None:
         return
-    shards = open_data(config, spec, bucket, folder)
     store = StateStore(folder, run)
     replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
     see = serve_metrics(config, spec.name, folder, None)
@@ -78,6 +75,40 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     )
     with lifetime(state):
         Member(spec, config.name, state, shards, ledger).run()
+
+
+def _found(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpec, Ledger, Shards | None]:
+    """Return what is in the bucket: the spec, the documents, and the data set; None in its place if the run is closed.
+    A member of the run waits while the store is away. Raises ConfigError, and StorageError for a bucket that does not
+    answer to a newcomer: the token may be wrong."""
+    patience = Patience(REAL, RETRY_SECONDS)
+    while True:
+        try:
+            found = _find(config, token, folder)
+        except AccessDenied:
+            raise
+        except StorageError as fault:
+            if not is_member(folder, token.run_id):
+                raise
+            patience.failed(fault)
+        else:
+            patience.answered()
+            return found
+
+
+def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpec, Ledger, Shards | None]:
+    run, bucket, group = token.run_id, open_shared(token), Group(token.secret)
+    spec = find_spec(bucket, run)
+    require_group(bucket, run, group)
+    ledger = Ledger(bucket, run, group, member_of(folder, run), REAL)
+    if (last := last_round(ledger, spec)) is None:
+        return spec, ledger, open_data(config, spec, bucket, folder)
+    logger.info(
+        "the run {run} is closed: round {round} was its last. There is nothing to train; its theta is in the bucket",
+        run=spec.name,
+        round=last,
+    )
+    return spec, ledger, None
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:

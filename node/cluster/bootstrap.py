@@ -95,6 +95,11 @@ def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, ho
     return shards
 
 
+def is_member(home: Path, run: Digest) -> bool:
+    """Whether this home has been a member of the run."""
+    return (home / run.hex()[:16] / _MEMBER).exists()
+
+
 def member_of(home: Path, run: Digest) -> PeerId:
     """Return our member id in this run: 32 random bytes, drawn at the first start and kept in the home."""
     folder = home / run.hex()[:16]

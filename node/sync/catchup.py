@@ -40,6 +40,8 @@ from storage.collect import first
 from storage.exchange import Data, Wanted
 from training.checkpoint import MAX_MANIFEST_BYTES
 
+GENESIS_PAUSE_SECONDS = 10.0
+"""Between two tries to get theta_0."""
 ASK_SECONDS = 10.0
 """Time-out for all validators' documents together: a stalled one costs us this much."""
 DOWNLOADS_TRIED = 6
@@ -57,10 +59,17 @@ class Followed(Enum):
 
 
 def join(follower: Follower, state: NodeState) -> None:
-    """Resume from this folder; load theta_0 if the folder is fresh."""
-    if not state.resume():
-        _genesis(follower, state)
-        state.begin()
+    """Resume from this folder; load theta_0 if the folder is fresh. Waits until a bucket has it."""
+    if state.resume():
+        return
+    while True:
+        try:
+            _genesis(follower, state)
+            break
+        except StorageError as fault:
+            logger.warning("{fault}. Trying again, nothing goes on chain before", fault=str(fault))
+        follower.time.sleep(GENESIS_PAUSE_SECONDS)
+    state.begin()
 
 
 def catch_up(follower: Follower, state: NodeState, tip: Tip) -> Followed:
@@ -104,7 +113,8 @@ def at_commit(follower: Follower, round: int) -> Sequence[Peer]:
 
 
 def _genesis(follower: Follower, state: NodeState) -> Start:
-    """Load theta_0 from the owner's bucket or a validator's. The spec pins its digest, so any source will do."""
+    """Load theta_0 from the owner's bucket or a validator's. The spec pins its digest, so any source will do. Raises
+    StorageError."""
     spec = follower.run.first
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     sources = follower.sources()
@@ -119,10 +129,9 @@ def _genesis(follower: Follower, state: NodeState) -> Start:
             return Start(0, snapshot.link, snapshot, "genesis")
         except (StorageError, CheckpointCorrupt, ConfigError) as fault:
             faults.append(str(fault))
-    raise ConfigError(
-        "the run's first checkpoint theta_0 is in none of the buckets that this node can read: the owner's "
-        f"bucket is down or its read key is wrong ({'; '.join(faults) or 'nobody has published a bucket'}); "
-        "ask the run's owner"
+    raise StorageError(
+        "theta_0 of the run is in none of the buckets that this node can read "
+        f"({'; '.join(faults) or 'nobody has published a bucket'}): ask the run's owner for it"
     )
 
 

@@ -104,6 +104,18 @@ def test_a_joiner_on_a_pruned_chain_starts_from_a_checkpoint(networks: Networks)
     assert join(network).startswith("the checkpoint of round")
 
 
+def test_a_first_start_waits_for_theta_0(networks: Networks) -> None:
+    network = networks(miners=1)
+    key = keys.blob(Digest(bytes.fromhex(network.spec.genesis_checkpoint)))
+    kept = network.store.buckets["owner"].pop(key)
+    network.start("validator", "miner-1")
+    network.run_blocks(lambda: network.world.head > 2 * network.spec.clock.round_blocks)
+    network.store.buckets["owner"][key] = kept
+    network.run_until(4)
+    network.assert_agreement()
+    assert network["miner-1"].thetas()
+
+
 def test_without_checkpoints_a_joiner_replays_the_run_from_its_first_round(networks: Networks) -> None:
     network = run_four_rounds(networks)
     hide_checkpoints(network)

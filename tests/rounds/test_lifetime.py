@@ -7,10 +7,14 @@ from typing import cast
 
 import pytest
 
+from node.cluster.group_keys import Token
+from node.config.settings import ClusterConfig
 from node.state.node_state import NodeState
 from node.telemetry.events import Events, read_events
-from protocol.errors import ConfigError
+from protocol import keys
+from protocol.errors import AccessDenied, ConfigError, StorageError
 from rounds import start
+from simulation.cluster import BUCKET, SECRET, Cluster
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,35 @@ def test_a_node_records_its_start_and_how_it_stopped(
         {"time": 0, "node": "", "event": "started", "round": 3},
         {"time": 0, "node": "", "event": "stopped", "round": 5, "fault": fault},
     ]
+
+
+def test_a_member_waits_for_the_store_and_a_newcomer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(tmp_path / "cluster", 0, 1, lambda *_: None)
+    bucket = cluster.store.bucket(BUCKET, reader="owner")
+    bucket.put(keys.blob(cluster.run), cluster.spec.to_bytes(), timeout_seconds=1)
+    faults: list[StorageError] = []
+
+    def open_shared(_: Token) -> object:
+        if faults:
+            raise faults.pop()
+        return bucket
+
+    monkeypatch.setattr(start, "open_shared", open_shared)
+    monkeypatch.setattr(start, "open_data", lambda *_: "shards")
+    monkeypatch.setattr(start, "RETRY_SECONDS", 0.0)
+    token = Token(
+        endpoint="e", bucket=BUCKET, access_key="a", secret_key="s", run=cluster.run.hex(), secret=SECRET, local=True
+    )
+    config = cast(ClusterConfig, None)
+    home = tmp_path / "home"
+    faults = [StorageError("no connection")]
+    with pytest.raises(StorageError, match="no connection"):
+        start._found(config, token, home)
+    ledger = start._found(config, token, home)[1]
+    faults = [StorageError("no connection")] * 3
+    spec, again, shards = start._found(config, token, home)
+    assert (spec.digest, again.me, shards, faults) == (cluster.run, ledger.me, "shards", [])
+    faults = [AccessDenied("wrong key")]
+    with pytest.raises(AccessDenied):
+        start._found(config, token, home)
+    cluster.close()
