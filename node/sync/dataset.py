@@ -54,7 +54,7 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
     else:
         folder = home / DATA / spec.data.index[:16]
         slot = owner_slot(spec.owner_id, doors.chain.peers(doors.chain.finalized().block))
-        if slot is None or slot.pointer is None:
+        if (slot is None or slot.pointer is None) and not (folder / INDEX).exists():
             raise ConfigError(
                 f"the run's owner {hotkey(spec.owner_id)} has published no bucket on this subnet: check --owner and "
                 "--netuid, or use --spec and --data"

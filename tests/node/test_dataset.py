@@ -207,4 +207,11 @@ def test_a_configured_node_fills_its_home_within_its_budget(network: Network, tm
     assert [path.name for path in (tmp_path / "data").iterdir()] == [spec.data.index[:16]]
     with pytest.raises(ConfigError, match="--data_gigabytes"):
         open_data(config(data_gigabytes=0.001), run, network.doors(), tmp_path)
+    network.world.register(FakeSigner("another").peer, uid=0)  # the owner is no longer registered
+    network.world.step(1)
+    network.put("holder")
+    again = open_data(config(), run, network.doors(), tmp_path)
+    assert np.array_equal(again.train.tokens(10, 20), network.shards.train.tokens(10, 20))
+    with pytest.raises(ConfigError, match="has published no bucket"):
+        open_data(config(), run, network.doors(), tmp_path / "new")
     assert NetworkConfig(network="local", netuid=1, owner=owner).data_gigabytes == 100
