@@ -25,7 +25,7 @@ ADVICE: dict[Reason | Standing, str] = {
     "read key published on chain; the upload has to be whole before the commitment is posted",
     Reason.LATE: "the commitment has to be on chain by block D: see in the miner's log what held it up",
     Reason.WRONG_SIZE: "update the miner, and let nothing else write into its bucket",
-    Reason.UNSIGNED: "wallet and bucket have to belong together: one bucket for each hotkey",
+    Reason.UNSIGNED: "another hotkey has signed the payload: run the released miner with this hotkey's wallet",
     Reason.WRONG_RUN: "check --owner or --spec, and update the miner",
     Reason.UNREVEALED: "the key has to be readable from outside between blocks D and V: check the bucket's speed, and "
     "that nothing stops the miner after its commitment",
