@@ -3,6 +3,7 @@ the same faults.
 
     python benchmarks/bench_cluster.py exchange
     python benchmarks/bench_cluster.py torchft --seeds 3        # as root, with torchft==0.2.0
+    python benchmarks/bench_cluster.py soak --minutes 30
     python benchmarks/bench_cluster.py table
 
 *exchange*: members (neurons/member.py) behind proxies (localnet/links.py) that give each an uplink and a downlink of
@@ -27,6 +28,10 @@ Nesterov 0.9. Defaults: `quorum_timeout` 60 s; a process that does not beat is g
 Changed in its favour: gloo's time-out is the example's 5 s and what state transfer and all-reduce take on this link, or
 no replica gets its state in time; `quorum_retries` is 10 in place of 0, `init_sync` off, and gradients go in one
 bucket. Its int8 all-reduce needs a GPU.
+
+*soak*: the demo's cluster for `--minutes`, under faults drawn from the seed: a member is killed or stopped, its link
+passes nothing, or the store is killed. The exit status is 1 when two members hold different thetas, a surviving member
+repeats a step, a wait has no fault near it, or fewer than 90 % of the members that nothing hit are in a record.
 
 Results are rows of a file (--rows); what it has already is not run again. `table` prints them.
 """
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
 
 ROWS = rows.ROOT / "benchmarks/results/cluster_here.jsonl"
 MOST_OF_BOUND, MOST_OFF_PLAN = 1.15, 0.10
+LEAST_PARTICIPATION = 0.9
 START_SECONDS = 240.0
 """Until all members have taken part in an outer step."""
 
@@ -112,9 +118,31 @@ def exchange(options: argparse.Namespace) -> list[Row]:
 def kept(row: Row) -> bool:
     """Whether the figures that were asked for are met."""
     result = row["result"]
+    if row["settings"]["part"] == "soak":
+        whole = result["identical"] and result["participation"] >= LEAST_PARTICIPATION
+        return bool(whole and not result["repeated_steps"] and not result["unexplained_waits"])
     if row["settings"]["part"] != "exchange":
         return True
     return bool(result["of_bound"] <= MOST_OF_BOUND and abs(result["of_plan"] - 1) <= MOST_OFF_PLAN)
+
+
+# --- soak --------------------------------------------------------------------------------------------------------
+
+
+def soak(options: argparse.Namespace) -> list[Row]:
+    from cluster_soak import measure
+
+    settings = {"part": "soak", "members": options.members, "minutes": options.minutes, "seed": options.seed}
+    settings |= {"faults_an_hour": options.faults_per_hour}
+    play = partial(
+        measure,
+        members=options.members,
+        minutes=options.minutes,
+        seed=options.seed,
+        per_hour=options.faults_per_hour,
+        say=say,
+    )
+    return [ensure(options.rows, settings, play, options.folder)]
 
 
 # --- beside torchft ----------------------------------------------------------------------------------------------
@@ -206,6 +234,23 @@ EXCHANGE_COLUMNS: Columns = {
     "rounds": lambda row: row["result"]["whole_rounds"],
     "load": lambda row: _load(row),
 }
+SOAK_COLUMNS: Columns = {
+    name: (lambda row, name=name: row["result"][name])  # type: ignore[misc]
+    for name in (
+        "rounds",
+        "faults",
+        "identical",
+        "participation",
+        "outage_rounds",
+        "outage_rounds_that_name_all_living",
+        "unexplained_waits",
+        "longest_round_seconds",
+        "repeated_steps",
+        "megabytes_first_half",
+        "megabytes_second_half",
+        "load",
+    )
+}
 SIDE_COLUMNS: Columns = {
     "seed": lambda row: row["settings"]["seed"],
     "side": lambda row: _side(row),
@@ -235,7 +280,7 @@ def table(found: Iterable[Row]) -> str:
     """The rows as tables in Markdown."""
     found = list(found)
     lines: list[str] = []
-    for part, columns in (("exchange", EXCHANGE_COLUMNS), ("torchft", SIDE_COLUMNS)):
+    for part, columns in (("exchange", EXCHANGE_COLUMNS), ("torchft", SIDE_COLUMNS), ("soak", SOAK_COLUMNS)):
         some = [row for row in found if row["settings"]["part"] == part]
         if some:
             lines += ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
@@ -257,6 +302,12 @@ def main() -> int:
     first = add("exchange", exchange, "one outer step's exchange beside its bound and its plan")
     first.add_argument("--members", type=int, default=4, help="(default %(default)s)")
     first.add_argument("--rounds", type=int, default=9, help="the first does not count (default %(default)s)")
+    third = add("soak", soak, "a long time under faults")
+    third.add_argument("--members", type=int, default=4, help="(default %(default)s)")
+    third.add_argument("--minutes", type=float, default=30.0, help="(default %(default)s)")
+    third.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
+    third.add_argument("--faults-per-hour", type=float, default=125.0, help="(default %(default)s)")
+    third.add_argument("--folder", type=Path, help="keep the run's files there (default: nowhere)")
     second = add("torchft", beside_torchft, "inner steps that reach theta under faults, beside torchft's")
     second.add_argument("--members", type=int, default=3, help="(default %(default)s)")
     second.add_argument("--minutes", type=float, default=2.0, help="of each side (default %(default)s)")

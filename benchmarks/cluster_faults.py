@@ -7,15 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from localnet.links import Links
 from localnet.processes import Processes
 from protocol.errors import ConfigError
 
-Kind = Literal["kill", "stop"]
+Kind = Literal["kill", "stop", "cut", "store"]
 
 KINDS: tuple[Kind, ...] = ("kill", "stop")
-SECONDS: dict[Kind, tuple[float, float]] = {"kill": (1.0, 6.0), "stop": (3.0, 12.0)}
-"""How long a killed process is kept away, and a stopped one stopped: drawn evenly between these."""
-RECOVERY_SECONDS: dict[Kind, float] = {"kill": 20.0, "stop": 8.0}
+"""Those that both sides can be given."""
+ALL_KINDS: tuple[Kind, ...] = (*KINDS, "cut", "store")
+"""`cut`: no byte passes a member's link. `store`: the store itself is killed."""
+SECONDS: dict[Kind, tuple[float, float]] = {
+    "kill": (1.0, 6.0),
+    "stop": (3.0, 12.0),
+    "cut": (3.0, 30.0),
+    "store": (1.0, 15.0),
+}
+"""How long a killed process is kept away, a stopped one stopped, a link cut: drawn evenly between these."""
+RECOVERY_SECONDS: dict[Kind, float] = {"kill": 20.0, "stop": 8.0, "cut": 15.0, "store": 20.0}
 """So much longer a member counts as down: it starts, or notices, and takes part again. No fault hits it then, so that
 no process dies of its restarts."""
 QUIET_SECONDS = 20.0
@@ -25,7 +34,8 @@ LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`at` and `seconds` are seconds, `at` from the beginning of the measured time. member: its index."""
+    """`at` and `seconds` are seconds, `at` from the beginning of the measured time. member: its index; the store's
+    fault hits all of them."""
 
     at: float
     member: int
@@ -37,18 +47,22 @@ class Fault:
         return self.at + self.seconds + RECOVERY_SECONDS[self.kind]
 
 
-def schedule(seed: int, members: int, seconds: float, per_hour: float) -> tuple[Fault, ...]:
+def schedule(
+    seed: int, members: int, seconds: float, per_hour: float, kinds: Sequence[Kind] = KINDS
+) -> tuple[Fault, ...]:
     """Draw the faults of `seconds` at this rate, in order. One that would leave no member up is left out, and one of a
-    member that is down, so fewer may come than the rate says."""
+    member that is down, so fewer may come than the rate says. The store's come alone."""
     draw, found, at = random.Random(f"faults {seed}"), list[Fault](), 0.0
     while per_hour > 0:
         at += draw.expovariate(per_hour / 3600)
         if at > seconds - QUIET_SECONDS:
             break
-        member, kind = draw.randrange(members), draw.choice(KINDS)
+        member, kind = draw.randrange(members), draw.choice(kinds)
         fault = Fault(round(at, 2), member, kind, round(draw.uniform(*SECONDS[kind]), 2))
-        down = {earlier.member for earlier in found if earlier.over > fault.at}
-        if member not in down and len(down) + 1 < members:
+        before = [earlier for earlier in found if earlier.over > fault.at]
+        down = {earlier.member for earlier in before}
+        alone = not before or "store" not in (kind, *(earlier.kind for earlier in before))
+        if alone and member not in down and len(down) + 1 < members:
             found.append(fault)
     return tuple(found)
 
@@ -65,17 +79,32 @@ def play(
     processes: Processes,
     names: Sequence[str],
     say: Callable[[str], None],
+    links: Links | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Do this to the processes for `seconds` and restart those that end. Return when each fault came, in seconds from
-    the beginning. Raises ConfigError when a process ends for good."""
+    the beginning. links: for `cut`. look: called again and again. Raises ConfigError when a process ends for good."""
     began, left, came = time.monotonic(), deque(faults), list[float]()
+    cut: dict[str, float] = {}
     while (passed := time.monotonic() - began) < seconds:
         supervise(processes)
+        look()
+        for name in [name for name, until in cut.items() if until <= passed]:
+            assert links is not None
+            links.clear(name)
+            del cut[name]
         if left and passed >= left[0].at:
             fault = left.popleft()
-            say(f"{passed:.0f} s: {fault.kind} of {names[fault.member]}, for {fault.seconds:.1f} s")
-            strike = processes.kill if fault.kind == "kill" else processes.freeze
-            strike(names[fault.member], fault.seconds)
+            name = "store" if fault.kind == "store" else names[fault.member]
+            say(f"{passed:.0f} s: {fault.kind} of {name}, for {fault.seconds:.1f} s")
+            if fault.kind == "stop":
+                processes.freeze(name, fault.seconds)
+            elif fault.kind == "cut":
+                assert links is not None
+                links.stall(name)
+                cut[name] = passed + fault.seconds
+            else:
+                processes.kill(name, fault.seconds)
             came.append(round(passed, 2))
         time.sleep(LOOK_SECONDS)
     return came

@@ -188,10 +188,11 @@ class Plan:
             [*self._kept(), *self._peers()],
             [*self._inner_steps(), *self._waiting()],
             [*self._attacked()],
-            [*self._longer()],
-            [*self._muon()],
             [Command(8, "codec", "codec", self.scale.codec)],
-            *(self._sizes(size, num_seeds) for size, num_seeds in self.scale.sizes),
+            [*self._muon()],
+            *(self._sizes(size, num_seeds) for size, num_seeds in self.scale.sizes[:2]),
+            [*self._longer()],
+            *(self._sizes(size, num_seeds) for size, num_seeds in self.scale.sizes[2:]),
         ]
         asked = (0, *self.scale.claims)
         return [[line for line in block if line.claim in asked] for block in found]

@@ -30,6 +30,7 @@ def bench() -> Iterator[SimpleNamespace]:
     sys.path.insert(0, str(BENCHMARKS))
     try:
         names = ("bench_cluster", "cluster_exchange", "cluster_faults", "cluster_readings", "cluster_sides")
+        names += ("cluster_soak",)
         yield SimpleNamespace(**{name: import_module(name) for name in names})
     finally:
         sys.path.remove(str(BENCHMARKS))
@@ -53,6 +54,33 @@ def test_faults_never_leave_a_cluster_without_a_member_that_is_up(
     for fault in found:
         down = [other.member for other in found if other.at <= fault.at < other.over]
         assert len(down) == len(set(down)) < members
+
+
+def test_the_store_dies_alone_and_the_sides_faults_stay_what_they_were(bench: SimpleNamespace) -> None:
+    faults = bench.cluster_faults
+    kinds = set()
+    for seed in range(20):
+        found = faults.schedule(seed, 4, 1800.0, 125.0, faults.ALL_KINDS)
+        kinds |= {fault.kind for fault in found}
+        for store in (fault for fault in found if fault.kind == "store"):
+            assert not [o for o in found if o is not store and o.at < store.over and store.at < o.over]
+        assert {fault.kind for fault in faults.schedule(seed, 4, 1800.0, 125.0)} <= {"kill", "stop"}
+    assert kinds == set(faults.ALL_KINDS)
+
+
+def test_a_soak_counts_the_living_and_explains_waits_by_faults(bench: SimpleNamespace) -> None:
+    soak = bench.cluster_soak
+    at = {0: 10.0, 1: 20.0, 2: 30.0, 3: 40.0, 4: 90.0, 5: 100.0, 6: 150.0}
+    events = {name: [{"event": "applied", "round": r, "time": t} for r, t in at.items()] for name in "abc"}
+    records = [dict.fromkeys("abc", 20) for _ in at]
+    records[2] = {"a": 20, "b": 20}  # c was stopped
+    records[3] = {"a": 20, "b": 20}  # c was not
+    downs = [soak.Down("c", 21.0, 29.0), soak.Down(None, 45.0, 80.0)]
+    found = soak.summary(events, records, downs, 0.0, 200.0)
+    assert (found["rounds"], found["round_seconds"], found["steps"]) == (7, 10.0, 5 * 60 + 2 * 40)
+    assert found["participation"] == round(16 / 17, 4)
+    assert (found["outage_rounds"], found["outage_rounds_that_name_all_living"]) == (1, 1)
+    assert (found["unexplained_waits"], found["longest_round_seconds"]) == (1, 50.0)
 
 
 def test_the_rate_of_faults_is_about_the_one_that_is_asked_for(bench: SimpleNamespace) -> None:
