@@ -125,7 +125,7 @@ def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
 def lifetime(state: NodeState) -> Iterator[None]:
     """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. Nothing
     records a kill."""
-    state.events.emit("started", state.saved.round)
+    state.events.emit("started", state.round)
     fault: str | None = None
     try:
         yield
@@ -135,4 +135,4 @@ def lifetime(state: NodeState) -> Iterator[None]:
             fault = str(error) or type(error).__name__
         raise
     finally:
-        state.events.emit("stopped", state.saved.round, fault=fault)
+        state.events.emit("stopped", state.round, fault=fault)

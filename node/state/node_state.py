@@ -84,6 +84,11 @@ class NodeState:
         self.cache = store.folder / "cache"
         """Sealed objects and keys of the round to be applied next; emptied with it."""
 
+    @property
+    def round(self) -> int:
+        """The round at whose start we stand; 0 on a fresh folder, where `saved` is unset."""
+        return self.saved.round if hasattr(self, "saved") else 0
+
     def resume(self) -> bool:
         """Load the saved state into the replica. False if theta has to come from other nodes: on a fresh folder, or if
         the disk has damaged it. Damaged parts are set aside, and the rest is kept."""

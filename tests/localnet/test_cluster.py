@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from localnet.cluster import results
+from localnet.cluster import play, results
+from node.telemetry.events import read_events
 
 STEP_TOKENS = 100
 
@@ -26,3 +27,11 @@ def test_steps_are_repeated_where_one_process_trains_a_round_again_and_as_many_a
     found = results(tmp_path, ["member-1", "member-2"], 2, 1, STEP_TOKENS)
     assert (found["repeated_steps"], found["kills"]) == (7, 1)
     assert (found["loss_first"], round(found["loss_last"], 3)) == (4.0, round(8 / 3, 3))
+
+
+def test_real_members_play_from_a_fresh_home_to_their_stop(tmp_path: Path) -> None:
+    result = play(tmp_path / "run", members=2, kills=0, rounds=2, seed=0, quiet=True)
+    assert (result["rounds"], result["identical"]) == (2, True)
+    for name in ("member-1", "member-2"):
+        events = [event["event"] for event in read_events(tmp_path / "run/nodes" / name / "events.jsonl")]
+        assert (events[0], events[-1]) == ("started", "stopped")

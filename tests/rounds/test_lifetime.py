@@ -31,9 +31,9 @@ def test_a_node_records_its_start_and_how_it_stopped(
     end: BaseException | None, asked: bool, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "is_stopping", lambda: asked)
-    state = SimpleNamespace(events=Events(tmp_path / "events.jsonl", "a"), saved=SimpleNamespace(round=3))
+    state = SimpleNamespace(events=Events(tmp_path / "events.jsonl", "a"), round=3)
     with suppress(BaseException), start.lifetime(cast(NodeState, state)):
-        state.saved.round = 5
+        state.round = 5
         if end is not None:
             raise end
     told = [{**event, "time": 0, "node": ""} for event in read_events(tmp_path / "events.jsonl")]
