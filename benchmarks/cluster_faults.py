@@ -95,8 +95,8 @@ def play(
             del cut[name]
         if left and passed >= left[0].at:
             fault = left.popleft()
-            name = "store" if fault.kind == "store" else names[fault.member]
-            say(f"{passed:.0f} s: {fault.kind} of {name}, for {fault.seconds:.1f} s")
+            what, name = ("kill", "store") if fault.kind == "store" else (fault.kind, names[fault.member])
+            say(f"{passed:.0f} s: {what} of {name}, for {fault.seconds:.1f} s")
             if fault.kind == "stop":
                 processes.freeze(name, fault.seconds)
             elif fault.kind == "cut":
