@@ -34,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fine-tune, and print the results. Raises ConfigError for faults that the operator has to fix."""
-    from murmur.export.exports import tell
     from post.recipes import recipe
     from protocol.errors import ConfigError
 
     found = recipe(options.recipe)
+    from murmur.export.exports import tell  # torch, which a wrong word need not wait for
+
     try:
         from post.sft import Order, tune
     except ImportError as fault:

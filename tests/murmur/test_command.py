@@ -111,6 +111,7 @@ WRONG = [
     ["export", "nowhere", "out"],
     ["export", "--verify", "nowhere"],
     ["plan", "--spec", "nowhere"],
+    ["sft", "nowhere", "--data", "x.jsonl", "--recipe", "nobodys"],
     ["run", "show", "nowhere"],
     ["shards", "build", "--from", "nowhere", "--out", "nowhere"],
     ["status", "--home", "nowhere"],
