@@ -3,23 +3,23 @@
 A policy is all the memory of one validator. The game calls `check`, `rank`, `learn` and `pay` in this order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol
 
-from arena.problem import Judge, Text, Theta
+from arena.problem import Prober, Text, Theta
 from arena.stage import DOORS, OWNER, sync_proof
-from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
-from gauntlet.checks import Checked, Expected, Gathered, fast_checks
+from gauntlet.book import ScoreBook
+from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import commitment
-from gauntlet.loss import bounded, evaluate
-from gauntlet.progress import MEASURED_VALUES, progress, shown
+from gauntlet.judge import Earlier, Judge, Model
+from gauntlet.loss import bounded
 from gauntlet.rating import BETA, FRESH, TAU, Rating
-from gauntlet.remembered import Remembered, compared, guides, looked_at
-from gauntlet.sampling import Seed, pick, references, samples
-from gauntlet.selection import Ranking, standing
-from gauntlet.sketch import Sample, Sketch
+from gauntlet.remembered import Remembered
+from gauntlet.sampling import Seed, samples
+from gauntlet.selection import Ranking
+from gauntlet.sketch import Sketch
 from gauntlet.weights import weights
 from protocol.assignment import Draw
 from protocol.errors import InvalidSubmission
@@ -89,50 +89,34 @@ class Ours:
         self.records: Mapping[Remembered, Records] = {}
 
     def check(self, round: Round) -> Checked:
-        sample = Sample(round.spec.layout, round.commit_hash)
-        expected = Expected(
-            round.spec,
-            round.run,
-            round.number,
-            round.digests[-1],
-            round.spec.rounds_clock,
-            lambda peer: sync_proof(round.digests[-1], peer),
-            round.outer,
-            round.commit_hash,
-        )
-        past = compared(self.book.remembered, round.number, round.spec.gauntlet.copy_rounds)
-        return fast_checks(expected, round.gathered, DOORS, self._sketches(past, sample))
+        judge, theta = self._judge(round), round.digests[-1]
+        earlier, model = judge.compared(), Model(theta, lambda peer: sync_proof(theta, peer), round.outer)
+        return judge.check(model, round.gathered, DOORS, self._sketches(earlier))
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
-        return standing(self.book, checked.passed, round.spec.gauntlet, round.number, round.commit_hash, checked.twins)
+        return self._judge(round).rank(checked)
 
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
-        spec, regulars = round.spec, set(ranking.contributing)
-        picked = pick(self.book, checked.passed, regulars, spec.gauntlet, round.seed, checked.twins)
-        evaluations = evaluate(
-            Judge(round.text, round.theta, spec.gauntlet.probe_step),
-            checked.passed,
-            bounded(checked.passed, round.outer),
-            samples(spec, round.page_hash, picked, set(round.uids), round.seed),
-            references(picked, checked.passed, regulars, spec.gauntlet, round.seed, checked.twins),
-        )
-        outcome = RoundOutcome(
-            round.number, checked, evaluations, contributing, self._progress(round, checked, ranking)
-        )
-        self.book = fold(self.book, outcome, spec.gauntlet)
+        judge, losses = self._judge(round), Prober(round.text, round.theta, round.spec.gauntlet.probe_step)
+        drawn = judge.draw(checked, ranking, round.sample_hash, round.validator)
+        drawn_samples = judge.samples(drawn, round.page_hash, set(round.uids))
+        evaluations = judge.evaluate(drawn, drawn_samples, losses, checked.passed, round.outer)
+        guides = judge.guides(checked.twins, ranking.contributing, round.uids)
+        measured = judge.measured(guides, round.uids)
+        progress = judge.progress(measured, self._sketches(measured), guides, checked.passed)
+        self.book = judge.fold(judge.outcome(checked, checked.committed, evaluations, contributing, progress))
         known = {**self.records, **checked.remember}
         self.records = {past: known[past] for past in self.book.remembered}
         return set(evaluations)
 
-    def _progress(self, round: Round, checked: Checked, ranking: Ranking) -> Mapping[PeerId, float]:
-        good = trusted(self.book, round.uids, round.spec.gauntlet)
-        leading = guides(ranking.contributing, good, checked.twins)
-        named = looked_at(self.book.remembered, round.number, good, leading)
-        sample = Sample(round.spec.layout, round.commit_hash, MEASURED_VALUES)
-        return progress(sample, shown(sample, leading, checked.passed), self._sketches(named, sample), named)
+    def _judge(self, round: Round) -> Judge:
+        return Judge(round.spec, round.run, round.number, round.commit_hash, self.book)
 
-    def _sketches(self, named: Iterable[Remembered], sample: Sample) -> list[Sketch]:
-        return [Sketch(past.peer, past.round, past.payload, sample.excerpt(self.records[past])) for past in named]
+    def _sketches(self, earlier: Earlier) -> list[Sketch]:
+        return [
+            Sketch(past.peer, past.round, past.payload, earlier.sample.excerpt(self.records[past]))
+            for past in earlier.names
+        ]
 
     def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
         return weights(self.book, ranking, round.uids, OWNER, round.spec.gauntlet)
@@ -218,7 +202,7 @@ class Published:
                 self.scores[peer].sign *= MISSING_KEEPS
         picked = sorted(round.seed.draw("evaluate").sample(sorted(checked.passed), EVALUATIONS))
         drawn = samples(round.spec, round.page_hash, picked, set(round.uids), round.seed)
-        losses = Judge(round.text, round.theta, PROBE_STEP)
+        losses = Prober(round.text, round.theta, PROBE_STEP)
         factors = bounded(checked.passed, round.outer)
         random = drawn.unassigned[:SEQUENCES]
         before_random = fmean(losses(None, (), random))

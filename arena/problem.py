@@ -151,7 +151,7 @@ def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float, fro
     return [{name: values[index] for name, values in theta.items()} for index in range(peers)]
 
 
-class Judge:
+class Prober:
     """The loss that the gauntlet requests (gauntlet/loss.py), at one round's theta."""
 
     def __init__(self, text: Text, theta: Theta, probe_step: float) -> None:

@@ -90,7 +90,7 @@ def own_pages(spec: RunSpec, run: Digest, seed: int, round: int, name: str) -> t
 
 
 def on_arena(seed: int, rounds: int, each: int, changes: Changes) -> Iterator[Round]:
-    from arena.problem import Judge, Text, train, zero_theta
+    from arena.problem import Prober, Text, train, zero_theta
     from arena.stage import make_spec
     from sparseloco import ops
 
@@ -114,7 +114,7 @@ def on_arena(seed: int, rounds: int, each: int, changes: Changes) -> Iterator[Ro
         def losses(
             update: Update | None, scales: Scales, step: float, pages: tuple[Page, ...], theta: object = theta
         ) -> Sequence[float]:
-            return Judge(text, theta, step)(update, scales, pages)
+            return Prober(text, theta, step)(update, scales, pages)
 
         yield Round(updates, outer, losses, scattered(spec, Draw("nobody", word("u", seed, number)), max(SIZES)))
         theta, outer, _ = ops.outer_step(theta, updates["full"], outer, alpha=1.0, aggregate="mean")

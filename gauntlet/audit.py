@@ -11,11 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isnan
-from typing import cast
 
 from gauntlet.agreement import named, said
-from gauntlet.book import RoundOutcome, ScoreBook, fold, is_kept
-from gauntlet.checks import Checked
+from gauntlet.book import ScoreBook, fold, is_kept
 from gauntlet.commitment import who_committed
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import Claim, Facts
@@ -26,8 +24,7 @@ from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, Row
 from gauntlet.weights import differing, is_due, lasting, weights
 from protocol.messages import canonical_json, parse_json
-from protocol.types import PeerId, Reason, Rejection, Uid, hotkey
-from sparseloco.wire import Submission
+from protocol.types import PeerId, Reason, Uid, hotkey
 
 SCORE_TOLERANCE = 0.001
 GAP_TOLERANCE = 0.02
@@ -140,10 +137,10 @@ def _checks(again: Replay) -> Iterator[Finding]:
             yield Finding(Topic.CHECKS, Verdict.OBSERVED, "UNREVEALED: no key was readable by block V", peer)
         elif row.payload != payloads.get(peer):
             yield _differs(Topic.CHECKS, "another payload is remembered than the committed one", peer)
-        elif again.twins.get(peer) != again.checked.twins.get(peer):
+        elif again.stated.twins.get(peer) != again.checked.twins.get(peer):
             text = "other hotkeys are said to have sent the same than have by the public bytes"
             yield _differs(Topic.CHECKS, text, peer) if again.whole else _unchecked(Topic.CHECKS, text, peer)
-    lost = len(again.compared) - len(again.claim.sketches)
+    lost = len(again.judge.compared().names) - len(again.claim.sketches)
     if lost:
         yield _unchecked(Topic.CHECKS, f"{lost} payloads of earlier rounds are gone: copies of them go unseen")
 
@@ -199,7 +196,11 @@ def _word(again: Replay) -> Iterator[Finding]:
 
 def _sample(again: Replay) -> Iterator[Finding]:
     """Check that exactly the drawn peers with references were evaluated; none in a round that was passed over."""
-    expected = {peer for peer in again.drawn if again.references[peer]} if again.report.unobserved is None else set()
+    expected = (
+        {peer for peer, others in again.drawn.references.items() if others}
+        if again.report.unobserved is None
+        else set()
+    )
     for peer in sorted(again.evaluated.keys() - expected):
         yield _differs(Topic.SAMPLE, "was evaluated, but not drawn (or has nobody to compare with)", peer)
     for peer in sorted(expected - again.evaluated.keys()):
@@ -209,7 +210,7 @@ def _sample(again: Replay) -> Iterator[Finding]:
         elif again.unscored:
             yield _unchecked(Topic.SAMPLE, f"was drawn, but not evaluated; {again.unscored}", peer)
     for peer in sorted(again.evaluated.keys() & expected):
-        if again.evaluated[peer].references > len(again.references[peer]):
+        if again.evaluated[peer].references > len(again.drawn.references[peer]):
             yield _differs(Topic.SAMPLE, "has more references than were drawn", peer)
 
 
@@ -217,7 +218,7 @@ def _scores(again: Replay) -> Iterator[Finding]:
     """Check that stated scores and gaps are within the tolerance of ours."""
     if again.evaluated and again.unscored:
         yield _unchecked(Topic.SCORES, f"scores were not evaluated again: {again.unscored}")
-    for peer in sorted(again.evaluated.keys() & set(again.drawn)):
+    for peer in sorted(again.evaluated.keys() & set(again.drawn.picked)):
         if again.unscored:
             continue
         if peer not in again.ours:
@@ -331,22 +332,13 @@ def _after(again: Replay) -> Iterator[Finding]:
     """Check that the book after is the fold of the book before and the stated outcome."""
     contributing = again.facts.decision.selection.contributing if again.facts.decision.selection else ()
     last = again.facts.run.clock.commit_by(again.facts.round)
-    committed = who_committed(again.facts.judged.values(), again.facts.round, last)
-    unseen = frozenset(p for p in committed if p in again.rows and again.rows[p].unseen)
-    outcome = RoundOutcome(
-        again.facts.round,
-        Checked(
-            # The fold looks at names only.
-            cast("Mapping[PeerId, Submission]", dict.fromkeys(again.passed)),
-            {p: Rejection(p, row.rejected, "") for p, row in again.rows.items() if row.rejected is not None},
-            frozenset(committed - unseen),
-            again.twins,
-            {},
-        ),
+    committed = who_committed(again.facts.judged.values(), again.facts.round, last) & again.rows.keys()
+    outcome = again.judge.outcome(
+        again.stated,
+        committed,
         again.evaluated,
-        frozenset(peer for peer, _ in contributing),
+        [peer for peer, _ in contributing],
         {peer: row.progress for peer, row in again.rows.items() if row.progress is not None},
-        unseen,
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:
         return  # reported already; and folding hundreds of evaluations takes minutes

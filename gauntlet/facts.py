@@ -81,11 +81,11 @@ class Claim:
     """One validator's statements, and the data to check them.
 
     `shown`: the table of hotkeys in the document. `earlier`: its report of the round after which its book before was
-    made, None if unavailable. `skipped`: a later round before this one that it reported nevertheless. `sketches`: by
-    the round's sample, of those payloads of `Report.compared` that could be fetched; `measured`: of those of
-    `Report.measured`, by its larger sample. `paid`: hotkeys as of `report.paid.block`; None if the chain's node does
-    not have it. `row`: the weights on chain that were set in `report.paid.set_in`, or why they are unknown. `last`: its
-    report of the round before, None if unavailable.
+    made, None if unavailable. `skipped`: a later round before this one that it reported nevertheless. `sketches`: of
+    the payloads that `Judge.compared` names and that could be fetched; `measured`: of those of
+    `gauntlet.replay.measured_by`. `paid`: hotkeys as of `report.paid.block`; None if the chain's node does not have it.
+    `row`: the weights on chain that were set in `report.paid.set_in`, or why they are unknown. `last`: its report of
+    the round before, None if unavailable.
     """
 
     validator: PeerId

@@ -4,19 +4,19 @@ statements of the steps before it (docs/protocol.md section 9)."""
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
+from typing import cast
 
 from gauntlet.book import PeerRecord, ScoreBook
-from gauntlet.checks import Checked, Expected, Gathered, fast_checks
-from gauntlet.commitment import commitment, is_late
+from gauntlet.checks import Checked, Gathered
+from gauntlet.commitment import commitment, is_late, who_committed
 from gauntlet.evaluation import Evaluation
 from gauntlet.facts import Claim, Facts
-from gauntlet.loss import bounded, evaluate
-from gauntlet.progress import MEASURED_VALUES, progress, shown
-from gauntlet.sampling import Seed, pick, references, samples
-from gauntlet.selection import Ranking, standing
-from gauntlet.sketch import Sample
-from protocol.types import Digest, PeerId, Reason
+from gauntlet.judge import Earlier, Judge, Model
+from gauntlet.report import Report
+from gauntlet.selection import Ranking
+from protocol.types import Digest, PeerId, Reason, Rejection
 from sparseloco.outer import OuterState
+from sparseloco.wire import Submission
 
 OBSERVED_BYTES = (Reason.MISSING, Reason.WRONG_SIZE)
 """Rejections that only the validator could see: it could not read the committed object correctly."""
@@ -25,8 +25,9 @@ OBSERVED_BYTES = (Reason.MISSING, Reason.WRONG_SIZE)
 class Replay:
     """One round of one validator. Everything that the audit's steps need is computed once, at the start.
 
-    `passed`: the judged peers that the report has seen and does not reject. `twins`, `evaluated`: as stated. `drawn`,
-    `references`: of the round's sample. `examined`: inputs of our fast checks, `checked`: their outcome. `ours`: our
+    `judge`: by the book that the report states. `passed`: the judged peers that the report has seen and does not
+    reject. `stated`: the fast checks as stated, `evaluated`: the scores. `drawn`: of the round's sample. `examined`:
+    inputs of our fast checks, `checked`: their outcome. `ours`: our
     own evaluations of the drawn peers; `unscored`: why there are none. `progress`, `unmeasured`: the same for progress.
     """
 
@@ -36,23 +37,28 @@ class Replay:
         registered = {peer.id: peer for peer in facts.log.commit}
         self.registered = registered
         self.rows = {peer: row for peer, row in claim.report.rows.items() if peer in registered}
-        self.compared = claim.report.compared(self.spec.gauntlet)
+        self.judge = judge_of(facts, claim.report)
         self.passed = sorted(claim.report.passed & self.rows.keys() & facts.judged.keys())
-        self.book = _with_gone(claim.report.before, claim.report.gone)
-        self.twins = {peer: frozenset(row.twins) for peer, row in self.rows.items() if row.twins}
-        self.ranking: Ranking = standing(
-            self.book, self.passed, self.spec.gauntlet, facts.round, facts.commit_hash, self.twins
-        )
+        self.stated = self._stated()
+        self.ranking: Ranking = self.judge.rank(self.stated)
         self.evaluated = {p: row.evaluation for p, row in self.rows.items() if row.evaluation is not None}
-        seed = Seed(facts.run.id, facts.sample_hash, facts.round, claim.validator)
-        contributing = set(self.ranking.contributing)
-        self.seed = seed
-        self.drawn = pick(self.book, self.passed, contributing, self.spec.gauntlet, seed, self.twins)
-        self.references = references(self.drawn, self.passed, contributing, self.spec.gauntlet, seed, self.twins)
+        self.drawn = self.judge.draw(self.stated, self.ranking, facts.sample_hash, claim.validator)
         self.examined = self._examined()
         self.checked = self._checked()
         self.ours, self.unscored = self._evaluations()
         self.progress, self.unmeasured = self._progress()
+
+    def _stated(self) -> Checked:
+        facts, rows = self.facts, self.rows
+        committed = who_committed(facts.judged.values(), facts.round, facts.run.clock.commit_by(facts.round))
+        return Checked(
+            # What follows from it looks at names only.
+            cast("Mapping[PeerId, Submission]", dict.fromkeys(self.passed)),
+            {peer: Rejection(peer, row.rejected, "") for peer, row in rows.items() if row.rejected is not None},
+            frozenset(peer for peer in committed if not (peer in rows and rows[peer].unseen)),
+            {peer: frozenset(row.twins) for peer, row in rows.items() if row.twins},
+            {},
+        )
 
     def _examined(self) -> dict[PeerId, Gathered]:
         """Return the peers whose verdict follows from our data: without a commitment from the chain alone, else from
@@ -77,23 +83,18 @@ class Replay:
     def _checked(self) -> Checked:
         facts = self.facts
         unknown = Digest(bytes(32))
-        expected = Expected(
-            self.spec,
-            facts.run.id,
-            facts.round,
+        model = Model(
             facts.theta,
-            facts.run.clock,
             facts.state.sync_proof if facts.state is not None else lambda peer: unknown,
             facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
-            facts.commit_hash,
         )
-        return fast_checks(expected, list(self.examined.values()), facts.doors, self.claim.sketches)
+        return self.judge.check(model, list(self.examined.values()), facts.doors, self.claim.sketches)
 
     @property
     def whole(self) -> bool:
         """Whether we have every payload with which the validator compared others."""
         have = {(sketch.round, sketch.peer) for sketch in self.claim.sketches}
-        return all((past.round, past.peer) in have for past in self.compared) and all(
+        return all((past.round, past.peer) in have for past in self.judge.compared().names) and all(
             peer in self.examined or row.unseen or row.rejected in OBSERVED_BYTES
             for peer, row in self.rows.items()
             if peer in self.facts.judged
@@ -109,11 +110,9 @@ class Replay:
         submissions = {peer: self.checked.passed[peer] for peer in self.passed if peer in self.checked.passed}
         if lacking := set(self.passed) - submissions.keys():
             return {}, f"{len(lacking)} of the payloads that passed are not to be had, or do not pass here"
-        drawn = samples(self.spec, facts.page_hash, self.drawn, facts.judged.keys(), self.seed)
+        samples = self.judge.samples(self.drawn, facts.page_hash, facts.judged.keys())
         try:
-            return evaluate(
-                facts.state.losses, submissions, bounded(submissions, facts.state.outer), drawn, self.references
-            ), ""
+            return self.judge.evaluate(self.drawn, samples, facts.state.losses, submissions, facts.state.outer), ""
         except ValueError as fault:
             return {}, str(fault)
 
@@ -121,13 +120,31 @@ class Replay:
         """Return progress as we measure it; nothing, and why, if we cannot."""
         if self.report.unobserved is not None:
             return {}, ""
-        leading = [peer for peer in self.report.guides(self.spec.gauntlet) if peer in self.passed]
-        named = self.report.measured(self.spec.gauntlet)
-        lacking = sum(peer not in self.checked.passed for peer in leading) + len(named) - len(self.claim.measured)
+        guides = [peer for peer in guides_of(self.judge, self.report) if peer in self.passed]
+        measured = measured_by(self.judge, self.report)
+        lacking = sum(peer not in self.checked.passed for peer in guides) + len(measured.names)
+        lacking -= len(self.claim.measured)
         if lacking:
             return {}, f"{lacking} of the payloads that it follows from are not to be had, or do not pass here"
-        sample = Sample(self.spec.layout, self.facts.commit_hash, MEASURED_VALUES)
-        return progress(sample, shown(sample, leading, self.checked.passed), self.claim.measured, named), ""
+        return self.judge.progress(measured, self.claim.measured, guides, self.checked.passed), ""
+
+
+def judge_of(facts: Facts, report: Report) -> Judge:
+    """Return the round's rules by the book that the report states."""
+    book = replace(_with_gone(report.before, report.gone), remembered=report.history)
+    return Judge(facts.spec, facts.run.id, facts.round, facts.commit_hash, book)
+
+
+def guides_of(judge: Judge, report: Report) -> list[PeerId]:
+    """Return the peers whose updates show the run's direction, by the report's statements."""
+    contributing = [peer for peer, row in report.rows.items() if row.contributing]
+    return judge.guides([peer for peer, row in report.rows.items() if row.twins], contributing, report.rows)
+
+
+def measured_by(judge: Judge, report: Report) -> Earlier:
+    """Return the earlier payloads on which the progress that the report states depends."""
+    measured = judge.measured(guides_of(judge, report), report.rows)
+    return measured if report.unobserved is None else replace(measured, names=())
 
 
 def _with_gone(book: ScoreBook, gone: int) -> ScoreBook:

@@ -10,10 +10,10 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gauntlet.average import Average
-from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, from_json, to_json, trusted
+from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, from_json, to_json
 from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
-from gauntlet.remembered import Remembered, compared, guides, looked_at
+from gauntlet.remembered import Remembered
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.weights import worth
 from protocol.errors import InvalidMessage
@@ -115,22 +115,6 @@ class Report:
     def passed(self) -> frozenset[PeerId]:
         """Hotkeys that it has seen and does not reject."""
         return frozenset(peer for peer, row in self.rows.items() if row.rejected is None and not row.unseen)
-
-    def guides(self, spec: GauntletSpec) -> list[PeerId]:
-        """Return the peers whose updates show the run's direction, by the report's statements."""
-        contributing = [peer for peer, row in self.rows.items() if row.contributing]
-        twins = [peer for peer, row in self.rows.items() if row.twins]
-        return guides(contributing, trusted(self.before, self.rows, spec), twins)
-
-    def compared(self, spec: GauntletSpec) -> tuple[Remembered, ...]:
-        """Return the payloads of earlier rounds with which this round's were compared for copies."""
-        return compared(self.history, self.round, spec.copy_rounds)
-
-    def measured(self, spec: GauntletSpec) -> tuple[Remembered, ...]:
-        """Return the payloads of earlier rounds on which the progress depends."""
-        if self.unobserved is not None:
-            return ()
-        return looked_at(self.history, self.round, trusted(self.before, self.rows, spec), self.guides(spec))
 
     def named(self, spec: GauntletSpec) -> dict[str, Any]:
         """Return the table for people: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the

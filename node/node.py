@@ -82,7 +82,8 @@ class _Decision:
 class Node(Follower):
     """One node of a run. Not thread-safe."""
 
-    def __init__(self, run: Run, doors: Doors, state: NodeState) -> None:
+    def __init__(self, run: Run, doors: Doors, state: NodeState, *, waits: bool = True) -> None:
+        """waits: for theta_0, until a bucket has it. Raises StorageError otherwise."""
         super().__init__(run, doors, state.timeline)
         self.state = state
         self._terms = SubnetTerms(state.events)
@@ -98,7 +99,7 @@ class Node(Follower):
         """The result of our last try to catch up."""
         self._tried = -2
         """The newest round that was decided when we last tried to catch up."""
-        join(self, state)
+        join(self, state, waits=waits)
 
     @property
     def at_tip(self) -> bool:

@@ -7,18 +7,14 @@ from loguru import logger
 
 from gauntlet import book
 from gauntlet.agreement import Agreed
-from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
-from gauntlet.checks import Checked, Doors, Expected, Gathered, fast_checks
+from gauntlet.book import RoundOutcome, ScoreBook
+from gauntlet.checks import Checked, Doors, Gathered
 from gauntlet.commitment import is_judged, who_committed
 from gauntlet.evaluation import Evaluation
-from gauntlet.loss import bounded, evaluate
+from gauntlet.judge import Judge, Model
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
-from gauntlet.progress import MEASURED_VALUES, progress, shown
-from gauntlet.remembered import compared, guides, looked_at
 from gauntlet.report import Paid, round_report
-from gauntlet.sampling import Seed, pick, references, samples
-from gauntlet.selection import Ranking, standing
-from gauntlet.sketch import Sample
+from gauntlet.selection import Ranking
 from node.fetch.concurrency import beside
 from node.fetch.opening import open_threads
 from node.node import Node
@@ -56,7 +52,7 @@ class Scores:
         """Run the fast checks (docs/protocol.md section 5), and log and emit the results."""
         node = self.node
         with node.state.timeline.begin("check") as watch:
-            checked = self.judge(round, gathered)
+            checked = self.checks(round, gathered)
         rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
         for peer, rejection in checked.rejected.items():
             logger.debug(
@@ -85,29 +81,23 @@ class Scores:
         )
         return checked
 
-    def judge(self, round: int, gathered: Sequence[Gathered]) -> Checked:
-        """Run the fast checks on these bytes."""
+    def judge(self, round: int) -> Judge:
+        """Return the rules of the round, by the present book."""
         node = self.node
-        commit_hash, spec = node.doors.chain.header(node.clock.commit_by(round)).hash, node.run.spec_at(round)
-        candidates = [item for item in gathered if is_judged(item.peer, node.run.first.owner_id)]
+        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        return Judge(node.run.spec_at(round), node.run.id, round, commit_hash, self.book)
+
+    def checks(self, round: int, gathered: Sequence[Gathered]) -> Checked:
+        """Run the fast checks on these bytes."""
+        node, judge = self.node, self.judge(round)
         doors = Doors(
             node.doors.verify,
             lambda envelope, key, data: unseal(envelope, key, data),
-            lambda judge, items: beside(judge, items, open_threads(spec), node.time),
+            lambda each, items: beside(each, items, open_threads(judge.spec), node.time),
         )
-        replica = node.state.replica
-        expected = Expected(
-            spec,
-            node.run.id,
-            round,
-            replica.digest(),
-            node.clock,
-            lambda peer: replica.sync_proof(commit_hash, peer),
-            replica.outer,
-            commit_hash,
-        )
-        past = compared(self.book.remembered, round, spec.gauntlet.copy_rounds)
-        return fast_checks(expected, candidates, doors, self.memory.sketches(past, Sample(spec.layout, commit_hash)))
+        replica, earlier = node.state.replica, judge.compared()
+        model = Model(replica.digest(), lambda peer: replica.sync_proof(judge.commit_hash, peer), replica.outer)
+        return judge.check(model, gathered, doors, self.memory.sketches(earlier.names, earlier.sample))
 
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
         """Return why this round says nothing about the peers; None if it does."""
@@ -131,11 +121,8 @@ class Scores:
 
     def rank(self, round: int, checked: Checked) -> Ranking:
         """Rank the peers that passed, by the book of the round before."""
-        node = self.node
-        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
-        rules = node.run.spec_at(round).gauntlet
-        ranking = standing(self.book, checked.passed, rules, round, commit_hash, checked.twins)
-        node.state.events.emit(
+        ranking = self.judge(round).rank(checked)
+        self.node.state.events.emit(
             "ranked",
             round,
             contributing=[hotkey(peer) for peer in ranking.contributing],
@@ -150,24 +137,16 @@ class Scores:
     ) -> Mapping[PeerId, Evaluation]:
         """Return the LossScores of the sampled peers on their own pages and on unassigned ones, with reference
         peers."""
-        node, clock = self.node, self.node.clock
-        spec = node.run.spec_at(round)
+        node, clock, replica = self.node, self.node.clock, self.node.state.replica
         sample_hash = node.wait_for(clock.sample_block(round), f"the samples of round {round}").hash
         page_hash = node.doors.chain.header(clock.page_block(round)).hash
-        seed = Seed(node.run.id, sample_hash, round, node.me)
-        passed, contributing = set(checked.passed), set(ranking.contributing)
-        picked = pick(self.book, passed, contributing, spec.gauntlet, seed, checked.twins)
-        miners = {peer.id for peer in at_commit if is_judged(peer, spec.owner_id)}
-        sampled = samples(spec, page_hash, picked, miners, seed)
-        prober = Prober(node.state.replica, self.shards.train, spec.gauntlet.probe_step)
+        judge = self.judge(round)
+        drawn = judge.draw(checked, ranking, sample_hash, node.me)
+        miners = {peer.id for peer in at_commit if is_judged(peer, judge.spec.owner_id)}
+        samples = judge.samples(drawn, page_hash, miners)
+        prober = Prober(replica, self.shards.train, judge.spec.gauntlet.probe_step)
         with node.state.timeline.begin("evaluate") as watch, prober:
-            evaluations = evaluate(
-                prober.losses,
-                checked.passed,
-                bounded(checked.passed, node.state.replica.outer),
-                sampled,
-                references(picked, passed, contributing, spec.gauntlet, seed, checked.twins),
-            )
+            evaluations = judge.evaluate(drawn, samples, prober.losses, checked.passed, replica.outer)
         node.state.events.emit(
             "evaluated", round, peers=len(evaluations), seconds={"evaluate": round_seconds(watch.seconds)}
         )
@@ -177,15 +156,12 @@ class Scores:
         self, round: int, checked: Checked, ranking: Ranking, at_commit: Sequence[Peer]
     ) -> Mapping[PeerId, float]:
         """Return the progress of the updates of the round before, as this round's updates show it."""
-        node = self.node
-        spec, commit_hash = node.run.spec_at(round), node.doors.chain.header(node.clock.commit_by(round)).hash
-        good = trusted(self.book, [peer.id for peer in at_commit], spec.gauntlet)
-        leading = guides(ranking.contributing, good, checked.twins)
-        named = looked_at(self.book.remembered, round, good, leading)
-        with node.state.timeline.begin("progress"):
-            sample = Sample(spec.layout, commit_hash, MEASURED_VALUES)
-            past = list(self.memory.sketches(named, sample))
-            return progress(sample, shown(sample, leading, checked.passed), past, named)
+        judge, registered = self.judge(round), [peer.id for peer in at_commit]
+        guides = judge.guides(checked.twins, ranking.contributing, registered)
+        measured = judge.measured(guides, registered)
+        with self.node.state.timeline.begin("progress"):
+            past = list(self.memory.sketches(measured.names, measured.sample))
+            return judge.progress(measured, past, guides, checked.passed)
 
     def outcome(
         self,
@@ -199,20 +175,14 @@ class Scores:
         """Return what the round taught. `found`: the result of `progress`."""
         committed = who_committed(at_commit, round, self.node.clock.commit_by(round))
         named = decision.selection.contributing if decision.selection else ()
-        return RoundOutcome(
-            round,
-            checked,
-            evaluations,
-            frozenset(peer for peer, _ in named),
-            found,
-            unseen=frozenset(committed - checked.passed.keys() - checked.rejected.keys()),
-        )
+        selected = [peer for peer, _ in named]
+        return self.judge(round).outcome(checked, committed, evaluations, selected, found)
 
     def fold(self, outcome: RoundOutcome) -> None:
         """Fold the round into the book and save it: ratings survive anything from here on."""
         node, round = self.node, outcome.round
         self.memory.keep(round, outcome.checked.remember)
-        self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
+        self.book = self.judge(round).fold(outcome)
         node.state.save(book=node.state.store.write(book.to_json(self.book)), scored=round)
         self.memory.prune(self.book.remembered)
 

@@ -9,7 +9,7 @@ from loguru import logger
 from gauntlet.agreement import Log, Order, Pair, abstention, named, said, word_for
 from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import who_committed
-from gauntlet.selection import Ranking, in_order, standing
+from gauntlet.selection import Ranking, in_order
 from node.fetch.payloads import MAX_THREADS
 from node.node import Node
 from node.sync.repair_requests import say_wanted
@@ -120,14 +120,11 @@ class Words:
         """Return those of these peers that pass and may contribute by our book."""
         if not repaired:
             return set()
-        node = self.node
         self.seen |= {item.peer.id: item for item in repaired}
-        passed = self.scores.judge(round, repaired).passed
+        passed = self.scores.checks(round, repaired).passed
         self.copies.add([item for item in repaired if item.peer.id in passed])
-        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
-        rules = node.run.spec_at(round).gauntlet
-        everybody = {*checked.passed, *passed}
-        order = standing(self.scores.book, everybody, rules, round, commit_hash, checked.twins).order
+        everybody = replace(checked, passed={**checked.passed, **passed})
+        order = self.scores.judge(round).rank(everybody).order
         return {item.peer.uid for item in repaired if item.peer.id in passed and item.peer.id in order}
 
     def _repaired(self, round: int, named_by: dict[Uid, list[PeerId]], order: Order, seconds: float) -> list[Gathered]:

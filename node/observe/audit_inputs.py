@@ -1,7 +1,7 @@
 """Fetch the inputs of one round's audit (gauntlet/audit.py): chain states, public objects, and the model at the round's
 start, by the catch-up that a joiner uses. Reads only."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +15,11 @@ from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.commitment import commitment
 from gauntlet.facts import Claim, Facts, Row, State
-from gauntlet.progress import MEASURED_VALUES
+from gauntlet.judge import Earlier
 from gauntlet.remembered import Remembered
+from gauntlet.replay import judge_of, measured_by
 from gauntlet.report import Report
-from gauntlet.sketch import Sample, Sketch
+from gauntlet.sketch import Sketch
 from node.chain.agreement import Agreement
 from node.chain.weights_status import UnseenReason, row_of
 from node.config.adapters import Doors
@@ -96,12 +97,12 @@ class Archive:
         found = fetch_pinned(spec, self.run.id, round, pairs, self.sources, _seconds(spec, len(pairs)))
         return {peer: data for peer, data in found.items() if isinstance(data, bytes)}
 
-    def sketches(self, *wanted: tuple[Collection[Remembered], Sample]) -> list[tuple[Sketch, ...]]:
-        """Return, for each sample, sketches of earlier payloads, as far as they can be fetched. The digest of the
-        records decides. Each payload is fetched once."""
+    def sketches(self, *wanted: Earlier) -> list[tuple[Sketch, ...]]:
+        """Return sketches of these payloads, as far as they can be fetched. The digest of the records decides. Each
+        payload is fetched once."""
         by_round: dict[int, set[Remembered]] = {}
-        for names, _ in wanted:
-            for past in names:
+        for earlier in wanted:
+            for past in earlier.names:
                 by_round.setdefault(past.round, set()).add(past)
         found: list[list[Sketch]] = [[] for _ in wanted]
         for round, named in sorted(by_round.items()):
@@ -110,9 +111,10 @@ class Archive:
             ordered = sorted(named)
             for first in range(0, len(ordered), MAX_THREADS):  # a few at a time: payloads are large
                 for past, records in self._records(round, ordered[first : first + MAX_THREADS]):
-                    for sketches, (names, sample) in zip(found, wanted, strict=True):
-                        if past in names:
-                            sketches.append(Sketch(past.peer, past.round, past.payload, sample.excerpt(records)))
+                    for sketches, earlier in zip(found, wanted, strict=True):
+                        if past in earlier.names:
+                            excerpt = earlier.sample.excerpt(records)
+                            sketches.append(Sketch(past.peer, past.round, past.payload, excerpt))
         return [tuple(sketches) for sketches in found]
 
     def _records(self, round: int, wanted: Sequence[Remembered]) -> Iterator[tuple[Remembered, Records]]:
@@ -264,7 +266,7 @@ def replica_at(run: Run, doors: Doors, tip: Tip, home: Path, device: torch.devic
         store, events = StateStore(Path(folder), run.id), Events(Path(folder) / "events.jsonl", "audit")
         try:
             replica = Replica(run.first, zeros, ranks=Ranks(device=device))
-            node = Node(run, then, NodeState(run.first, run.id, replica, store, events))
+            node = Node(run, then, NodeState(run.first, run.id, replica, store, events), waits=False)
             if catch_up(node, node.state, tip) is not Followed.YES:
                 raise OutOfSync("its selections or payloads can no longer be fetched")
             yield replica
@@ -309,11 +311,8 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
     since = max(report.before.round + 1, facts.round - LOOK_BACK_ROUNDS)
     later = ((r, _report(archive, validator, r)) for r in range(facts.round - 1, since - 1, -1))
     skipped = (r for r, found in later if found is not None and found.unobserved is None)
-    rules, layout = facts.spec.gauntlet, facts.spec.layout
-    sketches, measured = archive.sketches(
-        (report.compared(rules), Sample(layout, facts.commit_hash)),
-        (report.measured(rules), Sample(layout, facts.commit_hash, MEASURED_VALUES)),
-    )
+    judge = judge_of(facts, report)
+    sketches, measured = archive.sketches(judge.compared(), measured_by(judge, report))
     claim = Claim(
         validator,
         report,

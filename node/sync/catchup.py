@@ -58,8 +58,9 @@ class Followed(Enum):
     LOST = "no checkpoint that leads there can be fetched"
 
 
-def join(follower: Follower, state: NodeState) -> None:
-    """Resume from this folder; load theta_0 if the folder is fresh. Waits until a bucket has it."""
+def join(follower: Follower, state: NodeState, *, waits: bool) -> None:
+    """Resume from this folder; load theta_0 if the folder is fresh. waits: until a bucket has it. Raises StorageError
+    otherwise."""
     if state.resume():
         return
     while True:
@@ -67,6 +68,8 @@ def join(follower: Follower, state: NodeState) -> None:
             _genesis(follower, state)
             break
         except StorageError as fault:
+            if not waits:
+                raise
             logger.warning("{fault}. Trying again, nothing goes on chain before", fault=str(fault))
         follower.time.sleep(GENESIS_PAUSE_SECONDS)
     state.begin()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from arena.problem import CONTEXT, VOCABULARY, Judge, Text, sequence_losses, train, zero_theta
+from arena.problem import CONTEXT, VOCABULARY, Prober, Text, sequence_losses, train, zero_theta
 from arena.stage import make_spec
 from protocol.types import Page
 from sparseloco.reference import compress
@@ -80,14 +80,14 @@ def test_tokens_follow_the_table_they_are_drawn_from() -> None:
     assert np.median(correlations) > 0.8
 
 
-def test_the_judge_probes_a_share_of_the_update_and_lets_theta_be() -> None:
+def test_the_prober_takes_a_share_of_the_update_and_lets_theta_be() -> None:
     theta = zero_theta()
     end = train([theta], TEXT.sequences([page(9)])[None], 4, 2.0)[0]
     update, _ = compress(theta, end, None, SPEC.layout, 0.95)
-    factor, judge = (1.0, 0.5, 0.0), Judge(TEXT, theta, 0.25)
+    factor, losses = (1.0, 0.5, 0.0), Prober(TEXT, theta, 0.25)
     probed = {t.name: theta[t.name] - 0.25 * s * update.dense(t.name) for t, s in zip(SPEC.layout, factor, strict=True)}
     expected = sequence_losses(probed, TEXT.sequences([page(9)])).tolist()
-    before = judge(None, (), (page(9),))
-    assert np.allclose(judge(update, factor, (page(9),)), expected)
-    assert judge(None, (), (page(9),)) == before
+    before = losses(None, (), (page(9),))
+    assert np.allclose(losses(update, factor, (page(9),)), expected)
+    assert losses(None, (), (page(9),)) == before
     assert not any(bool(value.any()) for value in theta.values())

@@ -1,0 +1,153 @@
+"""One validator's judgement of one round: which function follows on which, and with what (docs/protocol.md sections 5
+and 9). The validator, the arena and the audit judge by it."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
+from gauntlet.checks import Checked, Doors, Expected, Gathered, fast_checks
+from gauntlet.commitment import is_judged
+from gauntlet.evaluation import Evaluation, Samples
+from gauntlet.loss import Losses, bounded, evaluate
+from gauntlet.progress import MEASURED_VALUES, progress, shown
+from gauntlet.remembered import Remembered, compared, guides, looked_at
+from gauntlet.sampling import Seed, pick, references, samples
+from gauntlet.selection import Ranking, standing
+from gauntlet.sketch import Sample, Sketch
+from protocol.spec import RunSpec
+from protocol.types import Digest, PeerId
+from sparseloco.outer import OuterState
+from sparseloco.wire import Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a submission is compared with, at the round's start: theta's digest, the proof of a peer that holds theta,
+    and the outer state."""
+
+    theta: Digest
+    sync_proof: Callable[[PeerId], Digest]
+    outer: OuterState
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Payloads of earlier rounds by name, and the sample of their values at which they are looked at."""
+
+    names: tuple[Remembered, ...]
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Who is evaluated, sorted; and the reference peers of each."""
+
+    seed: Seed
+    picked: tuple[PeerId, ...]
+    references: Mapping[PeerId, tuple[PeerId, ...]]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """`book`: of before the round, with the payloads that it remembers. `commit_hash`: of block D. Where a method takes
+    a `Checked` it looks at names and twins only."""
+
+    spec: RunSpec
+    run: Digest
+    round: int
+    commit_hash: Digest
+    book: ScoreBook
+
+    # --- the fast checks ---------------------------------------------------------------------------------------
+
+    def compared(self) -> Earlier:
+        """Return the payloads with which this round's are compared for copies."""
+        past = compared(self.book.remembered, self.round, self.spec.gauntlet.copy_rounds)
+        return Earlier(past, Sample(self.spec.layout, self.commit_hash))
+
+    def check(self, model: Model, gathered: Sequence[Gathered], doors: Doors, history: Iterable[Sketch]) -> Checked:
+        """Judge all that count as miners. history: of `compared`, as far as they are there."""
+        expected = Expected(
+            self.spec,
+            self.run,
+            self.round,
+            model.theta,
+            self.spec.rounds_clock,
+            model.sync_proof,
+            model.outer,
+            self.commit_hash,
+        )
+        miners = [item for item in gathered if is_judged(item.peer, self.spec.owner_id)]
+        return fast_checks(expected, miners, doors, history)
+
+    # --- ranking and evaluation --------------------------------------------------------------------------------
+
+    def rank(self, checked: Checked) -> Ranking:
+        """Rank the peers that passed."""
+        return standing(self.book, checked.passed, self.spec.gauntlet, self.round, self.commit_hash, checked.twins)
+
+    def draw(self, checked: Checked, ranking: Ranking, sample_hash: Digest, validator: PeerId) -> Drawn:
+        """Draw who is evaluated, and beside whom. `sample_hash`: of the round's sample block."""
+        seed, rules = Seed(self.run, sample_hash, self.round, validator), self.spec.gauntlet
+        passed, contributing = set(checked.passed), set(ranking.contributing)
+        picked = pick(self.book, passed, contributing, rules, seed, checked.twins)
+        return Drawn(seed, picked, references(picked, passed, contributing, rules, seed, checked.twins))
+
+    def samples(self, drawn: Drawn, page_hash: Digest, miners: Collection[PeerId]) -> Samples:
+        """Draw the sequences. `page_hash`: of the round's page block. miners: all that count as such, as of D."""
+        return samples(self.spec, page_hash, drawn.picked, miners, drawn.seed)
+
+    def evaluate(
+        self,
+        drawn: Drawn,
+        samples: Samples,
+        losses: Losses,
+        submissions: Mapping[PeerId, Submission],
+        outer: OuterState,
+    ) -> Mapping[PeerId, Evaluation]:
+        """Return the LossScores and gaps of the drawn peers. submissions: of all that passed."""
+        return evaluate(losses, submissions, bounded(submissions, outer), samples, drawn.references)
+
+    # --- progress ----------------------------------------------------------------------------------------------
+
+    def guides(
+        self, twins: Collection[PeerId], contributing: Iterable[PeerId], registered: Iterable[PeerId]
+    ) -> list[PeerId]:
+        """Return the peers whose updates show the run's direction. registered: all hotkeys, as of D."""
+        return guides(contributing, self._trusted(registered), twins)
+
+    def measured(self, guides: Collection[PeerId], registered: Iterable[PeerId]) -> Earlier:
+        """Return the earlier payloads on which this round's progress depends."""
+        named = looked_at(self.book.remembered, self.round, self._trusted(registered), guides)
+        return Earlier(named, Sample(self.spec.layout, self.commit_hash, MEASURED_VALUES))
+
+    def progress(
+        self,
+        measured: Earlier,
+        sketches: Sequence[Sketch],
+        guides: Iterable[PeerId],
+        submissions: Mapping[PeerId, Submission],
+    ) -> Mapping[PeerId, float]:
+        """Return how far this round's updates go on with those of the round before. sketches: of `measured`."""
+        return progress(measured.sample, shown(measured.sample, guides, submissions), sketches, measured.names)
+
+    def _trusted(self, registered: Iterable[PeerId]) -> list[PeerId]:
+        return trusted(self.book, registered, self.spec.gauntlet)
+
+    # --- the fold ----------------------------------------------------------------------------------------------
+
+    def outcome(
+        self,
+        checked: Checked,
+        committed: Collection[PeerId],
+        evaluations: Mapping[PeerId, Evaluation],
+        selected: Iterable[PeerId],
+        progress: Mapping[PeerId, float],
+    ) -> RoundOutcome:
+        """Return what the round taught. committed: all that had committed by D, seen or not. selected: by the words."""
+        unseen = frozenset(committed) - checked.passed.keys() - checked.rejected.keys()
+        return RoundOutcome(self.round, checked, evaluations, frozenset(selected), progress, unseen=unseen)
+
+    def fold(self, outcome: RoundOutcome) -> ScoreBook:
+        """Return the book after the round."""
+        return fold(self.book, outcome, self.spec.gauntlet)
