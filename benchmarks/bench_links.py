@@ -117,8 +117,9 @@ def small(miners: int, steps: int, spare: int) -> dict[str, Any]:
     return table
 
 
-def measured_rates(path: Path, at_once: int) -> Rates:
-    """This machine's, as so many processes have them that measure at once, by the mean of what they found."""
+def measured_rates(path: Path, at_once: int, *words: str) -> Rates:
+    """This machine's, as so many processes have them that measure at once, by the mean of what they found. words: more
+    of `murmur plan`'s."""
     command = [
         sys.executable,
         "-m",
@@ -129,6 +130,7 @@ def measured_rates(path: Path, at_once: int) -> Rates:
         "--with-data",
         "--measure",
         "--json",
+        *words,
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MURMUR_HOME": str(path.parent)}
     started = [

@@ -1,9 +1,11 @@
 """The bench of clusters: its faults are the same for both sides, what it reads of their events is what happened, and
 its links are as slow as it says."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
@@ -54,6 +56,23 @@ def test_faults_never_leave_a_cluster_without_a_member_that_is_up(
     for fault in found:
         down = [other.member for other in found if other.at <= fault.at < other.over]
         assert len(down) == len(set(down)) < members
+
+
+def test_the_rates_of_an_exchange_are_measured_for_a_clusters_plan(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+    names = [field.name for field in fields(Rates) if field.name != "threads"]
+    answer = json.dumps({"rates": {"threads": 2, **dict.fromkeys(names, {"one": 3.0, "most": None})}})
+
+    def start(command: Sequence[str], **_: object) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(communicate=lambda: (answer, None))
+
+    monkeypatch.setattr(sys.modules[bench.cluster_exchange.measured_rates.__module__].subprocess, "Popen", start)
+    found = bench.cluster_exchange.measured_rates(Path("spec.toml"), 2, "--members", "4")
+    assert (found.threads, found.call) == (2, Rate(3.0, float("inf")))
+    assert [command[-2:] for command in asked] == [["--members", "4"]] * 2
 
 
 def test_the_store_dies_alone_and_the_sides_faults_stay_what_they_were(bench: SimpleNamespace) -> None:
