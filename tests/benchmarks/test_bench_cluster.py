@@ -63,7 +63,8 @@ def test_the_rates_of_an_exchange_are_measured_for_a_clusters_plan(
 ) -> None:
     asked: list[Sequence[str]] = []
     names = [field.name for field in fields(Rates) if field.name != "threads"]
-    answer = json.dumps({"rates": {"threads": 2, **dict.fromkeys(names, {"one": 3.0, "most": None})}})
+    rates = {name: {"one": 3.0, "most": None} for name in names}
+    answer = json.dumps({"rates": {"threads": 2, **rates}})
 
     def start(command: Sequence[str], **_: object) -> SimpleNamespace:
         asked.append(command)
