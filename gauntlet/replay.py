@@ -27,8 +27,8 @@ class Replay:
 
     `judge`: by the book that the report states. `passed`: the judged peers that the report has seen and does not
     reject. `stated`: the fast checks as stated, `evaluated`: the scores. `drawn`: of the round's sample. `examined`:
-    inputs of our fast checks, `checked`: their outcome. `ours`: our
-    own evaluations of the drawn peers; `unscored`: why there are none. `progress`, `unmeasured`: the same for progress.
+    inputs of our fast checks, `checked`: their outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why
+    there are none. `progress`, `unmeasured`: the same for progress.
     """
 
     def __init__(self, facts: Facts, claim: Claim) -> None:

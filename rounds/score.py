@@ -23,7 +23,7 @@ from node.telemetry.events import round_seconds
 from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document
-from protocol.types import Peer, PeerId, hotkey
+from protocol.types import Digest, Peer, PeerId, hotkey
 from rounds.collect import Seen
 from storage.exchange import publish
 from storage.seal import unseal
@@ -44,6 +44,8 @@ class Scores:
                 f"the ratings saved in {store.folder} cannot be used ({fault}): run the release that wrote them, "
                 "or remove this folder and start again: the node catches up, and every rating starts afresh"
             ) from None
+        self._commit = (-1, Digest(b""))
+        """The last judged round, and the hash of its block D: a chain that fails later holds nothing up."""
         self.memory = PayloadHistory(
             store.folder / "payloads", node.run.first.layout.records_bytes, self.book.remembered
         )
@@ -83,8 +85,10 @@ class Scores:
 
     def judge(self, round: int) -> Judge:
         """Return the rules of the round, by the present book."""
-        node = self.node
-        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        node, (known, commit_hash) = self.node, self._commit
+        if known != round:
+            commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+            self._commit = round, commit_hash
         return Judge(node.run.spec_at(round), node.run.id, round, commit_hash, self.book)
 
     def checks(self, round: int, gathered: Sequence[Gathered]) -> Checked:
