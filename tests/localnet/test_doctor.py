@@ -177,7 +177,7 @@ FAULTS = {
         lambda world, who: {"MURMUR_BUCKET__READ_SECRET_KEY": "0" * 40},
         "MURMUR_BUCKET__READ_SECRET_KEY is not the secret",
     ),
-    "writable published key": Fault(writable, "MURMUR_BUCKET__READ_SECRET_KEY, which everybody will see, may also"),
+    "writable published key": Fault(writable, "MURMUR_BUCKET__READ_SECRET_KEY, which is public, may also"),
     "swapped keys": Fault(swapped, "exchange the tokens"),
     "skewed clock": Fault(lambda world, who: {"TEST_SECONDS_AHEAD": "1200"}, "clock is 20 minutes ahead"),
     "full disk": Fault(lambda world, who: {}, "MURMUR_HOME", small_disk),
