@@ -152,7 +152,7 @@ def draw_costs(view: View, claim: int, panel: str, folder: Path) -> list[str]:
         return []
 
     def draw(axes: Sequence[figures.Axes]) -> None:
-        figures.dots(axes[0], rows, "final loss over SparseLoCo as built, %")
+        figures.dots(axes[0], rows, "final loss over\nSparseLoCo as built, %")
 
     name = f"claim_{claim}_{panel}.svg"
     figures.saved(folder / name, 1, draw, height=0.9 + 0.4 * len(rows))
