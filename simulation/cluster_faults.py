@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import IO
 
 from simulation.cluster import Cluster, Machine
-from simulation.cluster_witness import ClusterWitness, Result
+from simulation.cluster_witness import FIRST_ROUNDS, ClusterWitness, Result
 
 CALM_ROUNDS = 12
 """Of a run in which nothing goes wrong: what the stormy one is compared with."""
-FIRST_ROUNDS = 2
-"""Left in peace: a run begins when everybody is there."""
 
 KINDS = {
     # name: (how often among all, shortest and longest seconds)

@@ -1,6 +1,7 @@
 """What must hold in a simulated cluster: a witness that sees its whole run."""
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,6 +13,8 @@ from protocol import keys
 from protocol.cluster import parse_record
 from simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Cluster, Machine
 
+FIRST_ROUNDS = 2
+"""Left in peace, and not measured: a run begins when everybody is there, and members do not know their pace yet."""
 USUAL_WAIT = 60.0
 """From a member's claim to the record, beyond the slowest one's training: looks, grace, and a payload on its way."""
 AFTERMATH_SECONDS = 60.0
@@ -33,10 +36,10 @@ class Result:
     participation: float = 0.0
     """Of the members whose process lived through a whole round, the mean share that is in its record."""
     throughput: float = 0.0
-    """Inner steps that reached theta in an hour of a member to which nothing happened in the round, as a share of those
-    of a run in which nothing goes wrong: what others' faults cost."""
+    """Inner steps that reached theta of members to which nothing happened in the round, as a share of those that the
+    same members make in as long a time in which nothing goes wrong: what others' faults cost."""
     throughput_of_all: float = 0.0
-    """The same of every member's hours, dead or alive."""
+    """The same of all members' time, dead or alive."""
     given_back: int = 0
     history: str = ""
     broken: list[str] = field(default_factory=list)
@@ -60,8 +63,8 @@ class ClusterWitness:
         self.round = 0
         """The first round without a record."""
         self.result = Result(0, rounds, 0)
-        self.steps, self.seconds = 0, 0.0
-        """Of members to which nothing happened in a round, that reached theta, and in how long."""
+        self.steps, self.seconds = Counter[str](), defaultdict[str, float](float)
+        """By member: steps that reached theta in rounds in which nothing happened to it, and their seconds."""
         self.all_steps = 0
         self._trace, self._history = trace, sha256()
         self._theta: dict[int, str] = {}
@@ -70,6 +73,7 @@ class ClusterWitness:
         self._shares: list[float] = []
         self._began = 0.0
         """When the round began: when the one before was closed."""
+        self._measured_from = 0.0
         self._up_since: dict[str, float] = {}
 
     def watch(self, cluster: Cluster) -> None:
@@ -107,10 +111,12 @@ class ClusterWitness:
         data = cluster.store.buckets[BUCKET][keys.record(cluster.run, round)].data
         updates = parse_record(data, cluster.run, round, Group(SECRET).verify).updates
         named = {update.member: update.steps for update in updates}
-        self.all_steps += sum(named.values())
-        unhurt = [machine for machine in cluster.machines if not self._near({machine.name, None}, now)]
-        self.steps += sum(named.get(machine.id.hex(), 0) for machine in unhurt)
-        self.seconds += len(unhurt) * (now - self._began)
+        if round >= FIRST_ROUNDS:
+            self.all_steps += sum(named.values())
+            for machine in cluster.machines:
+                if not self._near({machine.name, None}, now):
+                    self.steps[machine.name] += named.get(machine.id.hex(), 0)
+                    self.seconds[machine.name] += now - self._began
         living = [
             machine.id.hex()
             for machine in cluster.machines
@@ -120,6 +126,8 @@ class ClusterWitness:
             self._shares.append(sum(member in named for member in living) / len(living))
         self._look_at_wait(round, now)
         self._began, self.round = now, round + 1
+        if self.round == FIRST_ROUNDS:
+            self._measured_from = now
         self.on_round(self.round)
         if self.round >= self.rounds:
             cluster.clock.stop()
@@ -151,10 +159,12 @@ class ClusterWitness:
         """The result, beside a run in which nothing went wrong."""
         assert self.cluster is not None
         assert calm.cluster is not None
-        usual = calm.steps / calm.seconds
-        everybody = len(self.cluster.machines) * self.cluster.clock.now
-        self.result.throughput = round(self.steps / max(self.seconds, 1e-9) / usual, 4)
-        self.result.throughput_of_all = round(self.all_steps / everybody / usual, 4)
+        # Each member beside itself: who is undisturbed differs from round to round, and so does their pace.
+        usual = {name: calm.steps[name] / calm.seconds[name] for name in calm.seconds}
+        undisturbed = sum(usual[name] * seconds for name, seconds in self.seconds.items())
+        everybody = sum(usual.values()) * (self._began - self._measured_from)
+        self.result.throughput = round(self.steps.total() / max(undisturbed, 1e-9), 4)
+        self.result.throughput_of_all = round(self.all_steps / everybody, 4)
         return self.result
 
     def _write(self, who: str, event: str, round: int, fields: dict[str, Any]) -> None:

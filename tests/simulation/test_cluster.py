@@ -116,6 +116,18 @@ def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it_and_a_see
     assert simulate_cluster(options(*words)).history == result.history
 
 
+def test_throughput_compares_each_member_with_itself(tmp_path: Path) -> None:
+    """Members differ in pace, and which of them are undisturbed differs from round to round."""
+    calm = cluster_faults.play(tmp_path / "calm", 1, 3, 6, 0.0)
+    assert calm.compare(calm).throughput == 1.0
+    slow = min(calm.steps, key=lambda name: calm.steps[name])
+    assert calm.steps[slow] < 0.97 * max(calm.steps.values())
+    alone = cluster_faults.play(tmp_path / "alone", 1, 3, 6, 0.0)
+    for name in [name for name in alone.steps if name != slow]:
+        del alone.steps[name], alone.seconds[name]
+    assert alone.compare(calm).throughput == pytest.approx(1.0, abs=1e-3)
+
+
 @pytest.mark.parametrize("number", range(1, 120, 17))
 def test_a_member_killed_at_any_call_to_the_store_costs_the_others_nothing_but_its_update(
     tmp_path: Path, number: int
