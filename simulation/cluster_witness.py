@@ -63,8 +63,9 @@ class ClusterWitness:
         self.round = 0
         """The first round without a record."""
         self.result = Result(0, rounds, 0)
-        self.steps, self.seconds = Counter[str](), defaultdict[str, float](float)
-        """By member: steps that reached theta in rounds in which nothing happened to it, and their seconds."""
+        self.steps = Counter[str]()
+        self.seconds: dict[str, float] = defaultdict(float)
+        """By member: steps that reached theta in rounds in which nothing happened to it, and these rounds' seconds."""
         self.all_steps = 0
         self._trace, self._history = trace, sha256()
         self._theta: dict[int, str] = {}
