@@ -3,8 +3,8 @@ not depend on the number of ranks.
 
 A rank keeps momentum and weights of its own rows. In each turn (training/muon_assignment.py) it sends its rows'
 directions to the ranks that orthogonalise these matrices. It orthogonalises the matrices assigned to itself and sends
-the rows back. All in bf16. Sources: Muon (kellerjordan.github.io/posts/muon); scaled for AdamW's learning rate and
-weight decay (arXiv 2502.16982).
+the rows back. All in bf16; on a CPU the products are in fp32. Sources: Muon (kellerjordan.github.io/posts/muon); scaled
+for AdamW's learning rate and weight decay (arXiv 2502.16982).
 """
 
 from collections.abc import Callable, Sequence
@@ -76,12 +76,18 @@ class Muon(torch.optim.Optimizer):
         return ranks.exchange(back, [[local(matrix).shape for matrix in theirs] for theirs in dealt])
 
 
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of Muon's products. A CPU without instructions for bf16 takes 8 to 60 times as long for them as
+    for fp32 (benchmarks/bench_muon.py)."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return nearly the nearest matrix with orthonormal rows or columns: singular values become 0.7 to 1.2. bf16,
-    changed in place."""
+    """Return nearly the nearest matrix with orthonormal rows or columns: singular values become 0.7 to 1.2. bf16. The
+    matrix may be changed in place."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
+    x = (matrix.T if tall else matrix).to(product_dtype(matrix.device))
     del matrix  # its memory would otherwise live as long as that of x
     x = x.div_(x.norm().clamp(min=SMALLEST_NORM))
     for _ in range(ITERATIONS):
@@ -89,4 +95,4 @@ def orthogonalised(matrix: Tensor) -> Tensor:
         square = torch.addmm(square, square, square, beta=b, alpha=c)
         x = torch.addmm(x, square, x, beta=a)
         del square
-    return x.T if tall else x
+    return (x.T if tall else x).bfloat16()

@@ -20,7 +20,7 @@ from murmur import presets
 from protocol.spec import ModelSpec, RunSpec
 from tests.training.allocations import Watched
 from tests.training.node_memory import spec_of
-from training import trainer
+from training import muon, trainer
 from training.memory import (
     COMPUTING,
     PROCESS_BYTES,
@@ -164,6 +164,7 @@ def test_a_step_of_the_72b_model_takes_what_the_plan_says_on_one_rank_of_eight(
 ) -> None:
     """Some of its layers, in their full width: forward, backward, clip and the optimizer's first two steps."""
     spec = with_optimizer("covenant-72b", optimizer, layers=layers)
+    monkeypatch.setattr(muon, "product_dtype", lambda device: torch.bfloat16)  # as on a GPU
     monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
     with FakeTensorMode(), torch.device("cpu"):
         model = sharded(spec.model, mesh)
@@ -189,8 +190,11 @@ def test_a_step_of_the_72b_model_takes_what_the_plan_says_on_one_rank_of_eight(
 
 @pytest.mark.parametrize("model", [{}, {"width": 512, "heads": 8, "kv_heads": 8, "ffn": 512, "vocabulary": 300}])
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_muon_orthogonalises_in_what_the_plan_says(model: dict[str, object], ranks: int, mesh: DeviceMesh) -> None:
+def test_muon_orthogonalises_in_what_the_plan_says(
+    model: dict[str, object], ranks: int, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With one matrix that is much larger than the others, and with many that are alike."""
+    monkeypatch.setattr(muon, "product_dtype", lambda device: torch.bfloat16)  # as on a GPU
     spec = with_optimizer("1b", "muon", layers=2, **model)
     with FakeTensorMode(), torch.device("cpu"):
         module = Transformer(spec.model) if ranks == 1 else sharded(spec.model, mesh)

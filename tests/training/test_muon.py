@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from training import muon
 from training.muon import Muon, orthogonalised
 from training.parallel import ALONE, Ranks, local
 
@@ -36,6 +37,13 @@ def torchs() -> list[Tensor]:
     return [matrix.detach() for matrix in matrices]
 
 
+@pytest.fixture
+def products_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(muon, "product_dtype", lambda device: torch.bfloat16)
+
+
+@pytest.mark.usefixtures("products_in_bf16")
 def test_a_whole_matrix_takes_the_steps_of_torchs_muon() -> None:
     matrices = [nn.Parameter(weight) for weight in drawn(0)]
     its = Muon(matrices, ALONE, lr=0.02, weight_decay=0.1)
@@ -69,6 +77,7 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("products_in_bf16")
 def test_matrices_sharded_by_rows_take_the_same_steps_bit_for_bit(mesh: DeviceMesh) -> None:
     size = mesh.size()
     queues: list[list[Queue[list[Tensor]]]] = [[Queue() for _ in range(size)] for _ in range(size)]
@@ -98,6 +107,18 @@ def test_singular_values_become_about_one(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     values = torch.linalg.svdvals(orthogonalised(matrix.bfloat16()).float())
     assert 0.6 < float(values.min()) < float(values.max()) < 1.3
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (60, 40)])
+def test_a_cpu_multiplies_in_fp32_with_nearly_the_same_result(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ours = orthogonalised(matrix.clone())
+    monkeypatch.setattr(muon, "product_dtype", lambda device: torch.bfloat16)
+    theirs = orthogonalised(matrix.clone())
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    assert 0 < float((ours - theirs).norm() / theirs.norm()) < 0.03
 
 
 def test_a_matrix_without_a_gradient_stays_where_it_is() -> None:
