@@ -23,6 +23,8 @@ class _Seen:
     """`silent`: seconds since the beat changed; `still`: seconds since its place changed. Both count only looks that
     the store answered."""
     still: float = 0.0
+    changed: bool = False
+    """Whether its beat has changed since we look: before that it may be one that a dead member has left."""
 
     @property
     def place(self) -> tuple[str, int, int, str]:
@@ -45,7 +47,7 @@ class Presence:
         for member, beat in beats.items():
             seen = self._seen.get(member)
             if seen is None or (seen.beat.process, seen.beat.count) != (beat.process, beat.count):
-                new = _Seen(beat)
+                new = _Seen(beat, changed=seen is not None)
                 if seen is not None and seen.place == new.place:
                     new.still = seen.still + passed
                 self._seen[member] = new
@@ -65,6 +67,10 @@ class Presence:
             and not seen.beat.leaving
             and seen.beat.phase not in ("join", "idle")
         }
+
+    def beating(self) -> set[PeerId]:
+        """Return the living members whose beat has changed since we look."""
+        return {member for member in self.living() if self._seen[member].changed}
 
     def heard(self) -> set[PeerId]:
         """Return the members that run, in any phase."""

@@ -12,7 +12,7 @@ from loguru import logger
 
 from cluster.choosing import choose
 from cluster.closing import closing, grace_seconds
-from cluster.pace import ROUNDS, least_steps, planned_steps, seconds_left
+from cluster.pace import ROUNDS, least_steps, look_seconds, planned_steps, seconds_left
 from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
 from node.cluster.amendments import AmendedSpec
@@ -168,10 +168,14 @@ class Member:
                 self.pulse.phase = "wait"
 
     def follow(self, round: int, others: "OtherMembers") -> None:
-        """Wait for the round's record, or close it, and apply what stands there."""
+        """Wait for the round's record, or close it, and apply what stands there. If nobody is left to claim, we train
+        after all."""
         with self.state.timeline.begin("wait"):
             record = self.close(round, others)
             others.wait()
+        if record is None:
+            self.skipped = -1
+            return
         self.pulse.phase = "apply"
         self.apply(round, record)
 
@@ -193,7 +197,8 @@ class Member:
         inner, rules, pulse = self.spec.inner, self.spec.cluster, self.pulse
         planned = planned_steps(inner.steps, self.records, self.me, self.step_seconds)
         self.look_at_beats()
-        left = seconds_left(inner.steps, self.records, self.me, planned, self.presence.steps(round, self.me))
+        begun = self.presence.steps(round, self.me)
+        left = seconds_left(inner.steps, self.records, self.me, planned, begun, rules.beat_seconds)
         pulse.round, pulse.step, pulse.phase = round, 0, "train"
         training, began = self.work.training(round, self.pages(round), inner), self.time.now()
 
@@ -202,7 +207,7 @@ class Member:
             # Who begins late ends with the others: not at a step that would last longer than theirs.
             after_next = (self.time.now() - began) * (pulse.step + 1) / pulse.step
             return (
-                pulse.step >= planned or others.due() or (left is not None and after_next > left - rules.beat_seconds)
+                pulse.step >= planned or others.due() or (left is not None and after_next > left)
             )
 
         done = training.go_on(stopped)
@@ -249,16 +254,16 @@ class Member:
 
     # --- what a round comes to -----------------------------------------------------------------------------------
 
-    def close(self, round: int, others: "OtherMembers") -> Record:
-        """Return the round's record, another member's or ours. Raises RunElsewhere if most claims name another theta
-        than we hold."""
+    def close(self, round: int, others: "OtherMembers") -> Record | None:
+        """Return the round's record, another member's or ours; None if nobody has claimed, and only members live that
+        send nothing, as we do. Raises RunElsewhere if most claims name another theta than we hold."""
         enough_for, looked, rules = 0.0, self.time.now(), self.spec.cluster
         longest, told = LONGEST_LOOK_BEATS * rules.beat_seconds, self.time.now()
         while True:
             try:
                 if (record := self.ledger.record(round)) is not None:
                     return record
-                claims = self.ledger.claims(round)
+                claims = self.claims(round)
                 others.fetch(claims)
                 self.look_at_beats()
                 if self.presence.furthest() > round:
@@ -269,6 +274,8 @@ class Member:
                 ends = bool(claims) and stands.ends(enough_for, grace_seconds(rules, claims.values()))
                 if ends and self.create(round, claims, stands.waiting):
                     continue
+                if self.skipped == round and not claims and not stands.waiting:
+                    return None
                 if not ends and self.time.now() >= told + TOLD_SECONDS:
                     told = self.time.now()
                     logger.info(
@@ -283,7 +290,14 @@ class Member:
             except StorageError as fault:
                 self.patience.failed(fault)
                 looked = self.time.now()
-            self.time.sleep(rules.beat_seconds / 2)
+            self.time.sleep(look_seconds(rules, self.records))
+
+    def claims(self, round: int) -> dict[PeerId, Claim]:
+        """Return the round's claims that count. A member that is gone may have claimed on a record that the store has
+        lost since: nobody goes on from there."""
+        link, beating = self.state.saved.link.hex(), self.presence.beating()
+        claims = self.ledger.claims(round)
+        return {member: claim for member, claim in claims.items() if claim.previous == link or member in beating}
 
     def look_at_beats(self) -> None:
         """See which members live. Raises ConfigError if another machine plays as us."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from cluster.closing import closing
+from cluster.pace import look_seconds
 from protocol.cluster import Claim, digest_of
 from protocol.errors import StorageError
 from protocol.types import PeerId
@@ -93,11 +94,11 @@ class OtherMembers:
                 self._look()
             with self._changed:
                 if not self._left:
-                    self._changed.wait(member.spec.cluster.beat_seconds)
+                    self._changed.wait(2 * look_seconds(member.spec.cluster, member.records))
 
     def _look(self) -> None:
         member = self._member
-        claims, rules = member.ledger.claims(self._round), member.spec.cluster
+        claims, rules = member.claims(self._round), member.spec.cluster
         if not claims:
             # If a member dies while all train, its death is known by the time at which the round could end.
             late = ENDING * member.pulse.step >= (ENDING - 1) * member.spec.inner.steps

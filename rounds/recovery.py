@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from cluster.pace import ROUNDS
+from node.cluster.ledger import UnreadableRecord
 from node.cluster.rejoin import from_checkpoint, from_genesis
 from node.fetch.payloads import Lacking
-from protocol.cluster import GROUP
+from protocol.cluster import GROUP, Record
 from protocol.errors import OutOfSync, StorageError
 
 if TYPE_CHECKING:
@@ -49,13 +50,21 @@ class Recovery:
         Lacking."""
         member = self._member
         round = member.state.saved.round
-        latest = [member.ledger.record(one) or member.log.find(one) for one in range(max(0, round - ROUNDS), round)]
+        latest = [self._record(one) for one in range(max(0, round - ROUNDS), round)]
         if round and latest[-1] is None:
             raise Lacking(
                 round - 1, [GROUP], f"the store has lost the record of round {round - 1}, and we have no copy"
             )
         member.records = [record for record in latest if record is not None]
         member.take_up(member.amended.at(member.records[-1].amendments if member.records else 0))
+
+    def _record(self, round: int) -> Record | None:
+        """The store's, else our disk's."""
+        try:
+            found = self._member.ledger.record(round)
+        except UnreadableRecord:
+            found = None
+        return found or self._member.log.find(round)
 
     def ask(self, fault: Lacking) -> None:
         """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long. Raises

@@ -2,7 +2,7 @@
 objects that no member needs any more.
 
 A payload's key never changes (protocol/keys.py), so any member that holds it restores the identical bytes; readers
-check them by digest. A record is created only if there is none, so no member can replace one.
+check them by digest. A record is created only if there is none; only an object that is no record is replaced.
 """
 
 from collections.abc import Collection
@@ -89,7 +89,9 @@ class Upkeep:
         """Restore the object; return whether we could."""
         record = self._records.find(round)
         if peer == GROUP:
-            return record is not None and self._ledger.create(round, record)
+            if record is not None:
+                self._ledger.restore(round, record)
+            return record is not None
         record = record or self._ledger.record(round)
         claims = {update.peer: update for update in record.updates} if record is not None else {}
         if peer not in claims:

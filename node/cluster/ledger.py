@@ -14,12 +14,13 @@ from loguru import logger
 
 from node.cluster.group_keys import Group
 from node.fetch.concurrency import beside
-from node.fetch.payloads import PayloadSources
+from node.fetch.payloads import Lacking, PayloadSources
 from node.sync.checkpoints import DOCUMENT_MAX_BYTES as DOCUMENT_BYTES
 from node.sync.checkpoints import Shown, parse_shown
 from node.sync.repair_requests import DOCUMENT_MAX_BYTES, Place, encode_wanted, parse_wanted
 from protocol import keys
 from protocol.cluster import (
+    GROUP,
     Amendment,
     Beat,
     Claim,
@@ -55,8 +56,8 @@ _ROUND_DIGITS = 8
 T = TypeVar("T")
 
 
-class UnreadableRecord(StorageError):
-    """The object in a record's place is no record of this group."""
+class UnreadableRecord(Lacking):
+    """The object in a record's place is no record of this group. Members that have the record replace it."""
 
 
 class Ledger:
@@ -127,8 +128,11 @@ class Ledger:
             return None
         except (InvalidMessage, ObjectTooLarge) as fault:
             raise UnreadableRecord(
-                f"the record of round {round} ({key}) was not written by this group ({fault}): the token "
-                "belongs to another group, the release differs, or the store has damaged it"
+                round,
+                [GROUP],
+                f"the record of round {round} ({key}) was not written by this group ({fault}): the token belongs to "
+                "another group, the release differs, or the store has damaged it. If no member puts it back, delete "
+                "this object",
             ) from None
 
     def rounds(self) -> int:
@@ -157,6 +161,15 @@ class Ledger:
         """Close the round with this record, unless it is closed already. Return whether this is its record now."""
         data = encode_record(record, self.run, round, self.group.signer())
         return self.bucket.create(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
+
+    def restore(self, round: int, record: Record) -> None:
+        """Put back a record that we have applied, if the store has lost or damaged it."""
+        try:
+            if self.record(round) is None:
+                self.create(round, record)
+        except UnreadableRecord:
+            data = encode_record(record, self.run, round, self.group.signer())
+            self.bucket.put(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
 
     # --- amendments and drains ---------------------------------------------------------------------------------
 
@@ -347,7 +360,7 @@ class _Claimed:
 
 
 class Patience:
-    """Waits out an outage of the store. Logs its start, each change of its cause, a reminder every ten minutes, and its
+    """Waits until the store serves us: it is away, or has lost what we need. Logs its start, each change of its cause, a reminder every ten minutes, and its
     end."""
 
     def __init__(self, time: Time, pause_seconds: float) -> None:
@@ -362,11 +375,11 @@ class Patience:
         if text != self._told or now >= self._again:
             self._told, self._again = text, now + _TOLD_AGAIN_SECONDS
             logger.warning(
-                "the store does not answer ({fault}): our work is kept, and we continue when it is back", fault=text
+                "the store does not serve us ({fault}): our work is kept, and we continue when it does", fault=text
             )
         self._time.sleep(self._pause)
 
     def answered(self) -> None:
         if self._since is not None:
-            logger.info("the store is back after {seconds} s", seconds=int(self._time.now() - self._since))
+            logger.info("the store serves us again after {seconds} s", seconds=int(self._time.now() - self._since))
             self._since, self._told = None, ""

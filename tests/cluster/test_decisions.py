@@ -185,12 +185,12 @@ def test_who_is_a_fifth_as_fast_plans_a_fifth_and_the_others_plan_all() -> None:
 
 def test_who_is_slower_or_late_ends_with_the_others_and_nobody_else_has_a_limit() -> None:
     history = [record((member(1), 100, 60.0), (member(2), 100, 60.0), (member(3), 20, 60.0)) for _ in range(4)]
-    assert seconds_left(100, history, member(1), 100, []) is None
-    assert seconds_left(100, history, member(1), 100, [3, 4, 5]) is None
-    assert seconds_left(100, [], member(1), 100, [50]) is None
-    assert seconds_left(100, history, member(3), 20, [0, 0]) == pytest.approx(60.0 / SPREAD)
-    assert seconds_left(100, history, member(9), 100, [40, 50, 60]) == pytest.approx(30.0 / SPREAD)
-    assert seconds_left(100, history, member(9), 100, [100, 100]) == 0.0
+    assert seconds_left(100, history, member(1), 100, [], 0.0) is None
+    assert seconds_left(100, history, member(1), 100, [3, 4, 5], 0.0) is None
+    assert seconds_left(100, [], member(1), 100, [50], 0.0) is None
+    assert seconds_left(100, history, member(3), 20, [0, 0], 0.0) == pytest.approx(60.0 / SPREAD)
+    assert seconds_left(100, history, member(9), 100, [40, 50, 60], 0.0) == pytest.approx(30.0 / SPREAD)
+    assert seconds_left(100, history, member(9), 100, [100, 100], 0.0) == 0.0
     assert planned_steps(100, history, member(9), 3.0) == 20
 
 

@@ -118,6 +118,19 @@ def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it_and_a_see
     assert simulate_cluster(options(*words)).history == result.history
 
 
+def test_rounds_shorter_than_a_beat_have_most_steps_of_every_member(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated, "INNER_SECONDS", 4.0)
+    watched.cluster.begin()
+    watched.play(has_records(watched, 16))
+    watched.cluster.close()
+    assert_one_history(watched)
+    for machine in watched.cluster.machines:
+        steps = [sum(one.steps for one in record.updates if one.peer == machine.id) for record in watched.records()[4:]]
+        assert sum(steps) > 0.5 * simulated.STEPS * len(steps)
+
+
 def test_throughput_compares_each_member_with_itself(tmp_path: Path) -> None:
     """Members differ in pace, and which of them are undisturbed differs from round to round."""
     calm = cluster_faults.play(tmp_path / "calm", 1, 3, 6, 0.0)
@@ -341,7 +354,9 @@ def test_a_record_of_another_group_is_told_and_neither_followed_nor_hammered_at(
     cluster.clock.run(cluster.clock.now + 3600.0)
     logger.remove(sink)
     cluster.close()
-    assert {event for _, event, _, _ in watched.events[before:]} <= {"trained", "published", "claimed", "killed"}
+    assert {event for _, event, _, _ in watched.events[before:]} <= {
+        *("trained", "published", "claimed", "killed", "interrupted")
+    }
     assert "was not written by this group" in told[-1]
     assert len(told) < 3 * 10
 

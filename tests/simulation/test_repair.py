@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol import keys
-from protocol.cluster import parse_claim
+from protocol.cluster import Claim, encode_claim, parse_claim
 from protocol.types import PeerId
 from simulation.cluster import BUCKET, SECRET, Group, Machine
 from simulation.store import Call, Objects
@@ -133,6 +133,53 @@ def test_a_record_that_store_and_own_disk_have_lost_comes_from_another_member(wa
     assert not caught_up(watched, late)
     assert late.id.hex() in {update.member for update in watched.records()[7].updates}
     assert not [key for key in objects_of(watched) if key.startswith(f"{cluster.run.hex()[:16]}/wanted/")]
+
+
+def test_a_damaged_record_is_replaced_by_a_member_that_has_it(watched: Watched) -> None:
+    """A member that stands before it asks for it, as for a lost one."""
+    cluster, late = watched.cluster, watched.machine(3)
+    cluster.begin()
+    watched.play(has_records(watched, 4))
+    watched.witness.fault("away", late, 1e9)
+    cluster.kill(late)
+    watched.play(has_records(watched, 7))
+    watched.play(lambda: all(stands_at(machine) >= 7 for machine in cluster.machines if machine is not late))
+    objects, key = objects_of(watched), keys.record(cluster.run, 5)
+    whole = objects[key]
+    objects[key] = type(whole)(b"damaged", whole.modified)
+    cluster.start(late)
+    watched.play(lambda: objects[key].data == whole.data)
+    watched.play(has_records(watched, 10))
+    cluster.close()
+    assert_one_history(watched)
+    assert not caught_up(watched, late)
+    assert late.id.hex() in {update.member for update in watched.records()[9].updates}
+
+
+def test_a_dead_members_claim_of_another_history_decides_nothing(tmp_path: Path) -> None:
+    """The bucket was put back from a backup: a member that is gone has claimed on records that are gone, too."""
+    watched = Watched(tmp_path, members=2)
+    cluster, gone, alone = watched.cluster, watched.machine(1), watched.machine(2)
+    cluster.begin()
+    watched.play(has_records(watched, 4))
+    for machine in (gone, alone):
+        watched.witness.fault("away", machine, 1e9)
+        cluster.kill(machine)
+    round = len(watched.records())
+    claim = Claim(
+        theta="11" * 32, previous="22" * 32, envelope="33" * 32, key="44" * 32, steps=60, seconds=600.0, sending=1.0
+    )
+    data = encode_claim(claim, cluster.run, round, Group(SECRET).signer(gone.id))
+    objects = objects_of(watched)
+    some = next(iter(objects.values()))
+    objects[keys.claims(cluster.run, round) + gone.id.hex()] = type(some)(data, some.modified)
+    cluster.start(alone)
+    watched.play(has_records(watched, round + 3))
+    cluster.close()
+    later = watched.records()[round:]
+    assert all({update.member for update in record.updates} == {alone.id.hex()} for record in later)
+    assert min(update.steps for record in later for update in record.updates) > 40
+    assert not [event for event in watched.events if event[1] == "diverged"]
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------
