@@ -419,6 +419,7 @@ class Member:
         """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it."""
         state = self.state
         self.ended_at = self.time.now()
+        state.snapshots.finish()
         state.snapshots.begin(state.saved.round, state.saved.link, state.replica.consensus_state())
         state.snapshots.finish()
         turns = len(self.presence.living()) + 1

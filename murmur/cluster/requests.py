@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from murmur.cluster.status import told_names
 from murmur.run.amend import changes_of
 from murmur.run.questions import agreed_to, say
 from node.cluster.amendments import AmendedSpec
@@ -23,12 +24,18 @@ def drain(options: Namespace) -> int:
     """Ask one member to leave after its round."""
     ledger, spec = open_ledger(parse_token(read_token(options.token_file)))
     beats = ledger.beats()
-    here = {member: beat for member, beat in beats.items() if beat.name == options.name and not beat.leaving}
+    names = told_names(beats)
+    here = {
+        member: beat
+        for member, beat in beats.items()
+        if options.name in (beat.name, names[member.hex()]) and not beat.leaving
+    }
     if not here:
         names = ", ".join(sorted(beat.name for beat in beats.values() if not beat.leaving)) or "nobody"
         raise ConfigError(f"{spec.name} has no member {options.name}: its members are {names}")
     if len(here) > 1:
-        raise ConfigError(f"{len(here)} members are called {options.name}: stop the right one by Ctrl-C on its machine")
+        which = " or ".join(sorted(names[member.hex()] for member in here))
+        raise ConfigError(f"{len(here)} members are called {options.name}: name one as {which} (murmur cluster status)")
     ((member, beat),) = here.items()
     ledger.drain(member)
     say(f"{options.name} is in round {beat.round} and leaves when that round is over. Its process then ends")

@@ -1,6 +1,7 @@
 """`murmur cluster status`: read from the bucket by a holder of the token."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -8,6 +9,7 @@ from node.cluster.amendments import AmendedSpec
 from node.cluster.bootstrap import find_spec, open_shared
 from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import Ledger
+from protocol.cluster import Beat
 from protocol.types import PeerId
 from storage.realtime import REAL
 
@@ -24,7 +26,7 @@ def look(token: Token) -> dict[str, Any]:
     before = ledger.beats()
     REAL.sleep(1.5 * spec.cluster.beat_seconds)
     beats = ledger.beats()
-    names = {member.hex(): beat.name for member, beat in beats.items()}
+    names = told_names(beats)
     rounds = ledger.rounds()
     records, now = [], AmendedSpec(spec, ledger)
     for round in range(max(0, rounds - LAST), rounds):
@@ -44,11 +46,11 @@ def look(token: Token) -> dict[str, Any]:
             )
     members = [
         {
-            "name": beat.name,
+            "name": names[member.hex()],
             "member": member.hex(),
             "round": beat.round,
             "step": beat.step,
-            "phase": "gone" if beat.leaving else beat.phase,
+            "phase": "left" if beat.leaving else beat.phase,
             "alive": not beat.leaving and before.get(member) != beat,
         }
         for member, beat in sorted(beats.items(), key=lambda one: one[1].name)
@@ -64,13 +66,22 @@ def look(token: Token) -> dict[str, Any]:
     }
 
 
+def told_names(beats: Mapping[PeerId, Beat]) -> dict[str, str]:
+    """Return each member's name by its id in hex; with the id's beginning where several have one name."""
+    count = Counter(beat.name for beat in beats.values())
+    return {
+        member.hex(): beat.name if count[beat.name] == 1 else f"{beat.name}.{member.hex()[:8]}"
+        for member, beat in beats.items()
+    }
+
+
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield the status as lines for people."""
     yield f"run {found['run']} ({found['id'][:16]}), {sum(m['alive'] for m in found['members'])} members alive"
     if found["amendments"]:
         yield f"amendments: {found['amendments']}" + (", the last one closes the run" if found["closed"] else "")
     for member in found["members"]:
-        state = member["phase"] if member["alive"] or member["phase"] == "gone" else "silent"
+        state = member["phase"] if member["alive"] or member["phase"] == "left" else "silent"
         yield f"  {member['name']:<16} {state:<6} round {member['round']}, step {member['step']} of {found['steps']}"
     for record in found["records"]:
         loss = f" at loss {record['loss']:.3f}" if record["loss"] is not None else ""

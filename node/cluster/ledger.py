@@ -360,8 +360,8 @@ class _Claimed:
 
 
 class Patience:
-    """Waits until the store serves us: it is away, or has lost what we need. Logs its start, each change of its cause, a reminder every ten minutes, and its
-    end."""
+    """Waits until the store serves us: it is away, or has lost what we need. Logs the beginning, each change of the
+    cause, a reminder every ten minutes, and the end."""
 
     def __init__(self, time: Time, pause_seconds: float) -> None:
         self._time, self._pause = time, pause_seconds

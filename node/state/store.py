@@ -234,7 +234,7 @@ def _lock(path: Path) -> int:
     except OSError:
         os.close(handle)
         raise InUse(
-            f"another process uses the state folder {path.parent}: two nodes with one hotkey would overwrite "
+            f"another process uses the state folder {path.parent}: two nodes in one would overwrite "
             "each other's payloads and use the same nonces; stop the other one or choose another --home"
         ) from None
     return handle

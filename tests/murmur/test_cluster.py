@@ -22,6 +22,7 @@ from node.cluster.bootstrap import Group, find_spec, open_shared, require_group
 from node.cluster.group_keys import parse_token
 from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import Ledger
+from protocol.cluster import Beat
 from protocol.errors import ConfigError
 from protocol.types import PeerId
 from storage.realtime import REAL
@@ -93,10 +94,19 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     assert main(["cluster", "status", "--token-file", "ours.token", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(member["name"], member["phase"], member["alive"]) for member in found["members"]] == [
-        ("lab-a", "gone", False)
+        ("lab-a", "left", False)
     ]
     assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
     assert "0 members alive" in capsys.readouterr().out
+
+    for number in (8, 9):
+        twin = Ledger(bucket, run, Group(token.secret), PeerId(bytes([number] * 32)), REAL)
+        twin.beat(Beat(name="twin", process="0" * 16, count=1, round=0, step=0, phase="train", leaving=False), 5.0)
+    assert main(["cluster", "drain", "twin", "--token-file", "ours.token"]) == 2
+    assert "twin.08080808 or twin.09090909" in capsys.readouterr().err
+    assert main(["cluster", "drain", "twin.08080808", "--token-file", "ours.token"]) == 0
+    for member in ledger.members()[1:]:
+        ledger.clear(member)
 
     watched = Watched(_cluster(Path("ours.token")))
     try:
