@@ -206,9 +206,7 @@ class Member:
             pulse.step += 1
             # Who begins late ends with the others: not at a step that would last longer than theirs.
             after_next = (self.time.now() - began) * (pulse.step + 1) / pulse.step
-            return (
-                pulse.step >= planned or others.due() or (left is not None and after_next > left)
-            )
+            return pulse.step >= planned or others.due() or (left is not None and after_next > left)
 
         done = training.go_on(stopped)
         self.step_seconds = training.seconds / done if done else None

@@ -406,7 +406,8 @@ def _plain_endpoint(endpoint: str, *, local: bool) -> tuple[str, int]:
     except ValueError:
         raise ConfigError("the bucket's endpoint is not a URL") from None
     if parts.scheme not in (("https", "http") if local else ("https",)):
-        raise ConfigError("the bucket's endpoint must be an https URL" + (" or http" if local else " (http: rehearsals alone, --local)"))
+        also = " or http" if local else " (http: for rehearsals, with --local)"
+        raise ConfigError(f"the bucket's endpoint must be an https URL{also}")
     if not host or parts.username or parts.password or parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigError("the bucket's endpoint must be https://HOST[:PORT] and nothing else")
     return host, port or (443 if parts.scheme == "https" else 80)

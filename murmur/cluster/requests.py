@@ -31,8 +31,8 @@ def drain(options: Namespace) -> int:
         if options.name in (beat.name, names[member.hex()]) and not beat.leaving
     }
     if not here:
-        names = ", ".join(sorted(beat.name for beat in beats.values() if not beat.leaving)) or "nobody"
-        raise ConfigError(f"{spec.name} has no member {options.name}: its members are {names}")
+        there = ", ".join(sorted(names[member.hex()] for member, beat in beats.items() if not beat.leaving)) or "nobody"
+        raise ConfigError(f"{spec.name} has no member {options.name}: its members are {there}")
     if len(here) > 1:
         which = " or ".join(sorted(names[member.hex()] for member in here))
         raise ConfigError(f"{len(here)} members are called {options.name}: name one as {which} (murmur cluster status)")
