@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -14,16 +15,26 @@ def main() -> None:
     parser.add_argument(
         "--gpu", action="store_true", help="claims 1, 4 and 8 at 150 M parameters on this machine's GPU"
     )
+    parser.add_argument(
+        "--claim",
+        type=int,
+        choices=range(1, 10),
+        help="make this claim's runs anew, at the rates that the rows say, into runs/evidence-claim-N",
+    )
     parser.add_argument("--processes", type=int, help="at work at once (default: 2; with --gpu 1)")
     parser.add_argument("--minutes", type=float, default=inf, help="begin no run after so many")
     parser.add_argument("--rows", type=Path, help="file of rows to go on with (default: the newest of its kind)")
     parser.add_argument("--report", action="store_true", help="make no run: figures and report from the rows")
     options = parser.parse_args()
-    from benchmarks.evidence import drive, plan, report
+    from benchmarks.evidence import drive, plan, report, rows
     from benchmarks.evidence.corpus import open_corpus
 
     scale = plan.QUICK if options.quick else plan.GPU if options.gpu else plan.FULL
-    path = options.rows or _newest(scale.name)
+    path, folder = options.rows or _newest(scale.name), ROOT / ("runs/evidence-quick" if options.quick else "docs")
+    if options.claim:
+        folder, trials = ROOT / f"runs/evidence-claim-{options.claim}", plan.trials(rows.read([path]))
+        scale, path = replace(scale, claims=(options.claim,)), folder / "rows.jsonl"
+        rows.begin(path, trials)
     if not options.report:
         texts = open_corpus(small=options.quick, say=_say)
         drive.drive(
@@ -35,7 +46,7 @@ def main() -> None:
             seconds=60 * options.minutes,
             say=_say,
         )
-    written = report.write(scale, path, ROOT / "runs/evidence-quick" if options.quick else ROOT / "docs")
+    written = report.write(scale, path, folder)
     _say(f"wrote {written}")
 
 

@@ -20,7 +20,7 @@ class Claim:
     draw: Callable[[View, Path], list[str]]
     published: str
     not_shown: str
-    command: str = "make evidence"
+    command: str = ""
 
 
 CLAIMS = (

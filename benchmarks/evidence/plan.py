@@ -5,7 +5,7 @@ trials, on the validation part, with a seed of their own; what wins is used wher
 rates are not known yet are not in the plan yet.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -165,6 +165,11 @@ GPU = Scale(
 PRESETS = ("covenant-72b", "covenant-72b-110", "intellect-10b")
 
 
+def trials(rows: Iterable[Row]) -> list[Row]:
+    """Those of the rows that say the rates."""
+    return [row for row in rows if row["settings"].get("part") == "validation"]
+
+
 class Plan:
     """The lines of a scale on one corpus, as far as `rows` say the rates."""
 
@@ -194,8 +199,12 @@ class Plan:
             [*self._longer()],
             *(self._sizes(size, num_seeds) for size, num_seeds in self.scale.sizes[2:]),
         ]
-        asked = (0, *self.scale.claims)
-        return [[line for line in block if line.claim in asked] for block in found]
+        return [[line for line in block if self._is_asked(line)] for block in found]
+
+    def _is_asked(self, line: Line | Command) -> bool:
+        """The trials are, and SparseLoCo as built, since other claims are beside it."""
+        built = (line.claim, line.panel, line.label) == (1, "main", NAMES["sparseloco"])
+        return built or line.claim in (0, *self.scale.claims)
 
     def work(self) -> list[Setting | Command]:
         """What is run, each run once, in this order."""

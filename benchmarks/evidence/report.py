@@ -46,6 +46,7 @@ def head(view: View, path: Path) -> list[str]:
         "    make evidence                     # makes the runs that the rows lack, then this file; hours",
         "    make evidence ARGS=--quick        # a tiny plan, in minutes, into runs/evidence-quick",
         "    make evidence ARGS=--report       # this file from the rows",
+        "    make evidence ARGS='--claim 2'    # one claim's runs anew, into runs/evidence-claim-2",
         "    make evidence ARGS=--gpu          # claims 1, 4 and 8 at 150 M parameters  # needs a GPU",
         "",
         f"**Setting**, unless a claim says otherwise: a byte-level Llama-style decoder of "
@@ -107,7 +108,8 @@ def section(claim: Claim, view: View, figures: Path) -> list[str]:
     found += [f"- {sentence}" for sentence in answer[1:]]
     if answer:
         found += ["", f"**Published.** {claim.published}", "", f"**Not shown.** {claim.not_shown}"]
-        found += ["", f"    {claim.command}"]
+        command = claim.command or f"make evidence ARGS='--claim {claim.number}'"
+        found += ["", f"    {command}"]
     return [*found, ""]
 
 

@@ -32,6 +32,13 @@ def read(paths: Iterable[Path]) -> list[Row]:
     return list(found.values())
 
 
+def begin(path: Path, found: Iterable[Row]) -> None:
+    """A file of these rows, unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator["Writer"]:
     """The file, repaired and locked. BlockingIOError when another process writes to it."""

@@ -6,13 +6,27 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from math import log2
 from pathlib import Path
 
 import pytest
 
 from benchmarks.evidence import corpus, drive, report, rows
-from benchmarks.evidence.plan import FULL, OUTER, QUICK, TRIALS, Command, Line, Plan, Rate, Scale, next_trial, runs_of
+from benchmarks.evidence.plan import (
+    FULL,
+    OUTER,
+    QUICK,
+    TRIALS,
+    Command,
+    Line,
+    Plan,
+    Rate,
+    Scale,
+    next_trial,
+    runs_of,
+    trials,
+)
 from benchmarks.evidence.settings import Setting, payload_bytes
 from benchmarks.evidence.view import verdict
 
@@ -85,6 +99,17 @@ def test_nothing_is_judged_on_held_out_text_before_its_rates_are_known() -> None
     runs = [run for line in Plan(FULL, "c", {}).lines() for run in runs_of(line) if isinstance(run, Setting)]
     assert runs
     assert {run.part for run in runs} == {"validation"}
+
+
+def test_one_claim_alone_has_its_lines_the_trials_and_sparseloco_as_built() -> None:
+    known: dict[str, rows.Row] = {}
+    while found := answered(Plan(FULL, "0" * 16, known)):
+        known |= found
+    assert trials(known.values()) == list(known.values())
+    whole = Plan(FULL, "0" * 16, known).lines()
+    alone = Plan(replace(FULL, claims=(2,)), "0" * 16, known).lines()
+    assert [line for line in alone if line.claim == 2] == [line for line in whole if line.claim == 2]
+    assert [line.label for line in alone if line.claim not in (0, 2)] == ["SparseLoCo"]
 
 
 def test_a_drive_makes_what_lacks_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
