@@ -115,7 +115,7 @@ def lines(axes: Axes, groups: Iterable[Group], xlabel: str, ylabel: str, *, log:
     axes.set_ylabel(ylabel)
     if log and ticks:
         axes.set_xscale("log")
-        axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+        axes.set_xticks(sorted(ticks), [f"{tick / 1e6:.2f} M" if tick > 1e5 else f"{tick:g}" for tick in sorted(ticks)])
         axes.minorticks_off()
 
 
