@@ -26,7 +26,7 @@ from node.state.node_state import NodeState
 from node.state.saved import SealedRound
 from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
-from protocol.cluster import GROUP, Claim, ClusterSpec, Record, digest_of
+from protocol.cluster import Claim, ClusterSpec, Record, digest_of
 from protocol.errors import ConfigError, StorageError
 from protocol.types import Digest, Page, PeerId
 from rounds.checkpoint_turns import MemberShelf
@@ -261,11 +261,11 @@ class Member:
             try:
                 if (record := self.ledger.record(round)) is not None:
                     return record
-                claims = self.claims(round)
+                claims = others.claims()
                 others.fetch(claims)
                 self.look_at_beats()
                 if self.presence.furthest() > round:
-                    self.require_record(round)
+                    self.ledger.require_record(round)
                 stands = closing(claims, self.presence.living())
                 passed, looked = min(self.time.now() - looked, longest), self.time.now()
                 enough_for = enough_for + passed if stands.enough else 0.0
@@ -290,13 +290,6 @@ class Member:
                 looked = self.time.now()
             self.time.sleep(look_seconds(rules, self.records))
 
-    def claims(self, round: int) -> dict[PeerId, Claim]:
-        """Return the round's claims that count. A member that is gone may have claimed on a record that the store has
-        lost since: nobody goes on from there."""
-        link, beating = self.state.saved.link.hex(), self.presence.beating()
-        claims = self.ledger.claims(round)
-        return {member: claim for member, claim in claims.items() if claim.previous == link or member in beating}
-
     def look_at_beats(self) -> None:
         """See which members live. Raises ConfigError if another machine plays as us."""
         self.read_beats()
@@ -320,11 +313,6 @@ class Member:
         if mine is not None and mine.process != self.pulse.process:
             self.doubles.add((mine.process, mine.count))
 
-    def require_record(self, round: int) -> None:
-        """Raises Lacking where the store does not show a record from which others have gone on."""
-        if self.ledger.record(round) is None:
-            raise Lacking(round, [GROUP], f"the store has lost the record of round {round}")
-
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
         """Close the round with what these claims make, and take away the beats of those that are gone for good. False
         where somebody was faster."""
@@ -334,7 +322,7 @@ class Member:
         if digest_of(record.theta) != self.state.claim[0]:
             raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
-            self.require_record(round)
+            self.ledger.require_record(round)
         record = record.model_copy(update={"amendments": self.amended.coming()})
         ours = self.ledger.create(round, record)
         self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])

@@ -49,6 +49,14 @@ class OtherMembers:
         Never waits."""
         return self._due
 
+    def claims(self) -> dict[PeerId, Claim]:
+        """Return the round's claims that count. A member that is gone may have claimed on a record that the store has
+        lost since: nobody goes on from there."""
+        member = self._member
+        link, beating = member.state.saved.link.hex(), member.presence.beating()
+        claims = member.ledger.claims(self._round)
+        return {peer: claim for peer, claim in claims.items() if claim.previous == link or peer in beating}
+
     def fetch(self, claims: Mapping[PeerId, Claim]) -> None:
         """Start to fetch the payloads claimed since the last call whose claims build on our state."""
         member, link = self._member, self._member.state.saved.link.hex()
@@ -98,7 +106,7 @@ class OtherMembers:
 
     def _look(self) -> None:
         member = self._member
-        claims, rules = member.claims(self._round), member.spec.cluster
+        claims, rules = self.claims(), member.spec.cluster
         if not claims:
             # If a member dies while all train, its death is known by the time at which the round could end.
             late = ENDING * member.pulse.step >= (ENDING - 1) * member.spec.inner.steps

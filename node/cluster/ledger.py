@@ -135,6 +135,11 @@ class Ledger:
                 "this object",
             ) from None
 
+    def require_record(self, round: int) -> None:
+        """Raises Lacking where the store does not show a record from which others have gone on."""
+        if self.record(round) is None:
+            raise Lacking(round, [GROUP], f"the store has lost the record of round {round}")
+
     def rounds(self) -> int:
         """Return how many rounds have ended: the first one without a record. Records are never deleted, so it is found
         by doubling, then halving. Raises StorageError."""
