@@ -8,6 +8,7 @@ from cluster.closing import closing
 from cluster.pace import look_seconds
 from protocol.cluster import Claim, digest_of
 from protocol.errors import StorageError
+from protocol.ports import Task
 from protocol.types import PeerId
 from storage.collect import Collection
 from storage.exchange import Wanted
@@ -35,14 +36,18 @@ class OtherMembers:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch them while the body runs."""
-        task = self._member.time.start(self._watch, "others")
+        task: Task | None = self._member.time.start(self._watch, "others")
         try:
             yield
+        except KeyboardInterrupt:
+            task = None  # our process is asked to stop: it does not wait for a store that does not answer
+            raise
         finally:
             with self._changed:
                 self._left = True
                 self._changed.notify_all()
-            task.join()
+            if task is not None:
+                task.join()
 
     def due(self) -> bool:
         """Whether we have to end our inner steps: the round is closed, or most members have claimed and wait for us.

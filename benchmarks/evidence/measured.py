@@ -30,9 +30,9 @@ def gauntlet(view: View) -> Answer:
     attacks = existing.arena()
     within = [attack for attack in attacks if not attack["within"].startswith("not")]
     at_once = [attack["attack"] for attack in attacks if max(attack["out"]) == 0]
-    never = [attack["attack"] for attack in attacks if median(attack["out"]) == float("inf")]
-    missed = [f"{attack['attack']} ({attack['within']})" for attack in attacks if attack not in within]
     overpaid = [a["attack"] for a in attacks if max(a["pay"]) > 1.0 and min(a["work"]) < 1.0]
+    never = [a["attack"] for a in attacks if median(a["out"]) == float("inf") and a["attack"] not in overpaid]
+    missed = [f"{attack['attack']} ({attack['within']})" for attack in attacks if attack not in within]
     wrong = existing.wrongly_excluded()
     found = [
         f"In the arena {len(within)} of {len(attacks)} attacks stay within what their class allows, with every seed; "
@@ -153,7 +153,7 @@ def rounds(view: View) -> Answer:
             )
     runs, before = existing.links("this"), existing.links("before")
     found.append(
-        f"A small network has that ratio of bytes to compute. {_shares(runs, 'planned')} % was planned and "
+        f"A small network with as many bytes to its compute as a 72B run: {_shares(runs, 'planned')} % was planned and "
         f"{_shares(runs, 'measured')} % measured, in {len(runs)} runs. The release that waited for each decision "
         f"planned {_shares(before, 'planned')} % and had {_shares(before, 'measured')} %."
     )

@@ -310,7 +310,7 @@ class Plan:
                 runs = self._runs(m, self.scale.seeds[:num_seeds], peers=peers, sequences=together // peers)
                 found += self._line(3, "peers", NAMES[m], runs, peers)
         for label, change in {
-            "every tenth peer replaced each round": {"leave": 0.1},
+            "each peer replaced in a round with probability 0.1": {"leave": 0.1},
             "paces from 0.5 to 1.5": {"pace": 0.5},
         }.items():
             runs = self._runs("sparseloco", self.scale.seeds[:num_seeds], **change)
