@@ -156,7 +156,7 @@ class Member:
         with others.watched():
             if sealed is None or sealed.round != round:
                 # What we claimed and have lost stays as it is claimed: others may be about to apply it.
-                skips = self.skipped == round or self.ledger.claimed(round)
+                skips = self.skipped == round or self.ledger.claimed(round, self.state.saved.link)
                 sealed = None if skips else self.train(round, others)
             if sealed is None:
                 self.skipped, self.pulse.phase = round, "idle"
@@ -175,6 +175,7 @@ class Member:
             others.wait()
         if record is None:
             self.skipped = -1
+            self.time.sleep(self.spec.cluster.beat_seconds)
             return
         self.pulse.phase = "apply"
         self.apply(round, record)

@@ -55,10 +55,10 @@ class OtherMembers:
         return self._due
 
     def claims(self) -> dict[PeerId, Claim]:
-        """Return the round's claims that count. A member that is gone may have claimed on a record that the store has
-        lost since: nobody goes on from there."""
+        """Return the round's claims that count. A member that is gone, or we, may have claimed on a record that the
+        store has lost since: nobody goes on from there."""
         member = self._member
-        link, beating = member.state.saved.link.hex(), member.presence.beating()
+        link, beating = member.state.saved.link.hex(), member.presence.beating() - {member.me}
         claims = member.ledger.claims(self._round)
         return {peer: claim for peer, claim in claims.items() if claim.previous == link or peer in beating}
 

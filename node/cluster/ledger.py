@@ -68,6 +68,8 @@ class Ledger:
         self.states = PrefixedBucket(bucket, keys.states(run))
         """The files of all checkpoints."""
         self._claims: dict[tuple[int, PeerId], Claim] = {}
+        self._own: tuple[int, Claim] | None = None
+        """Our last claim: it may replace one that we have read before."""
         self._strange: set[str] = set()
 
     def part(self, member: PeerId) -> PrefixedBucket:
@@ -215,6 +217,7 @@ class Ledger:
         data = encode_claim(claim, self.run, round, self.group.signer(self.me))
         key = keys.claims(self.run, round) + self.me.hex()
         self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
+        self._own = round, claim
 
     def claims(self, round: int) -> dict[PeerId, Claim]:
         """Return all claims of the round. Each is read once: only its training time may change."""
@@ -222,6 +225,8 @@ class Ledger:
         listed = self.claimants(round)
         new = self.claims_of(round, [member for member in listed if member not in known])
         found = {member: known[member] for member in listed if member in known} | new
+        if self._own is not None and self._own[0] == round and self.me in found:
+            found[self.me] = self._own[1]
         self._claims = {(round, member): claim for member, claim in found.items()}
         return found
 
@@ -242,9 +247,16 @@ class Ledger:
 
         return self._beside(read, members)
 
-    def claimed(self, round: int) -> bool:
-        """Whether we have claimed in the round."""
-        return self._read(keys.claims(self.run, round) + self.me.hex(), _BEAT_BYTES, lambda data: True) is not None
+    def claimed(self, round: int, link: Digest) -> bool:
+        """Whether we have claimed in the round, on the record of this link. A claim that cannot be read counts too."""
+
+        def parse(data: bytes) -> bool:
+            try:
+                return parse_claim(data, self.run, round, self.me, self.group.verify).previous == link.hex()
+            except InvalidMessage:
+                return True
+
+        return bool(self._read(keys.claims(self.run, round) + self.me.hex(), _BEAT_BYTES, parse))
 
     def forget(self, before: int) -> None:
         """Delete all payloads and claims of rounds before this one, and abort those rounds' unfinished uploads: no

@@ -49,6 +49,7 @@ def test_a_member_that_is_asked_to_stop_while_it_trains_does_not_wait_for_a_stor
 
     saved = SimpleNamespace(link=Digest(bytes(32)))
     member: Any = SimpleNamespace(
+        me=PeerId(bytes(32)),
         time=REAL,
         state=SimpleNamespace(saved=saved),
         presence=SimpleNamespace(beating=set),

@@ -156,6 +156,41 @@ def test_a_damaged_record_is_replaced_by_a_member_that_has_it(watched: Watched) 
     assert late.id.hex() in {update.member for update in watched.records()[9].updates}
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_who_has_claimed_on_a_lost_record_claims_anew_and_asks_no_more_than_others(
+    tmp_path: Path, readable: bool
+) -> None:
+    """It is alone, and its own claim of its round is of another history, or damaged."""
+    watched = Watched(tmp_path, members=1)
+    cluster, alone = watched.cluster, watched.machine(1)
+    cluster.begin()
+    watched.play(has_records(watched, 4))
+    watched.witness.fault("away", alone, 1e9)
+    cluster.kill(alone)
+    round, objects = len(watched.records()), objects_of(watched)
+    claim = Claim(
+        theta="11" * 32, previous="22" * 32, envelope="33" * 32, key="44" * 32, steps=60, seconds=600.0, sending=1.0
+    )
+    data = encode_claim(claim, cluster.run, round, Group(SECRET).signer(alone.id)) if readable else b"damaged"
+    some = next(iter(objects.values()))
+    objects[keys.claims(cluster.run, round) + alone.id.hex()] = type(some)(data, some.modified)
+    calls, serve = list[Call](), cluster.store.before
+
+    def count(call: Call) -> None:
+        calls.append(call)
+        serve(call)
+
+    cluster.store.before = count
+    cluster.start(alone)
+    began = cluster.clock.now
+    if readable:
+        watched.play(has_records(watched, round + 2))
+    else:
+        cluster.clock.run(began + 3600.0)
+    cluster.close()
+    assert len(calls) < 10 * (cluster.clock.now - began)
+
+
 def test_a_dead_members_claim_of_another_history_decides_nothing(tmp_path: Path) -> None:
     """The bucket was put back from a backup: a member that is gone has claimed on records that are gone, too."""
     watched = Watched(tmp_path, members=2)
