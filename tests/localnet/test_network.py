@@ -116,17 +116,17 @@ def test_every_node_has_a_link_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with localnet(folder, "--rounds", "3", "--miners", "2", "--ranks", "1,2") as run:
+    with localnet(folder, "--rounds", "4", "--miners", "2", "--ranks", "1,2") as run:
         run.wait_for_round(0)
         assert_metrics(run)
         run.kill("miner-1")
         run.wait_for_round(1)
         run.kill("validator-1")
-        report = assert_sound(run, rounds=3)
+        report = assert_sound(run, rounds=4)
     assert "miner-1 died and was started again" in run.screen
     assert "validator-1 died and was started again" in run.screen
     assert "\x1b" not in run.screen
-    assert re.search(r"^all replicas identical, \d of 3 rounds void", run.screen, re.MULTILINE)
+    assert re.search(r"^all replicas identical, \d of 4 rounds void", run.screen, re.MULTILINE)
 
     peers = {peer["name"]: peer for peer in report["peers"].values()}
     assert set(peers) == {"miner-1", "miner-2"}
@@ -137,10 +137,10 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
     assert report["summary"]["void_rounds"] <= 1  # the one in which the only validator died
     assert report["summary"]["loss_last"] < report["summary"]["loss_first"]
     status, account = asked("explain", "miner-2", "--run", str(folder))
-    assert status == 0
+    assert status == 0, account
     assert account.startswith("miner-2 (5")
     assert "; learning, " in account
-    assert asked("export", str(folder), str(tmp_path / "model"), "--round", "3")[0] == 0
+    assert asked("export", str(folder), str(tmp_path / "model"), "--round", "4")[0] == 0
     status, proof = asked("export", "--verify", str(tmp_path / "model"), str(folder))
     assert (status, last["theta"]["miner-2"] in proof) == (0, True), proof
     assert all(value > 0 for value in first["seconds"].values())
