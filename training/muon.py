@@ -77,7 +77,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of Muon's products. A CPU without instructions for bf16 takes 8 to 60 times as long for them as
+    """Return the dtype of Muon's products. A CPU without instructions for bf16 takes 8 to 73 times as long for them as
     for fp32 (benchmarks/bench_muon.py)."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 

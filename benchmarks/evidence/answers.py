@@ -292,17 +292,16 @@ def robust(view: View) -> Answer:
     found = []
     for share in sorted({x for _, at in groups for x, _ in at}):
         losses = {label: fmean(values) for label, at in groups for x, values in at if x == share}
-        best, second = sorted(losses, key=lambda label: losses[label])[:2]
+        best, *others = sorted(losses, key=lambda label: losses[label])
         of = {label: values for label, at in groups for x, values in at if x == share}
-        least = f"least with the {best}" if max(of[best]) < min(of[second]) else "no clear least"
+        clear = all(max(of[best]) < min(of[other]) for other in others)
+        least = f"least with the {best}" if others and clear else "no clear least"
         shown = ", ".join(f"{label} {loss:.3f}" for label, loss in sorted(losses.items(), key=lambda item: item[1]))
         found.append(f"With {share:.0f} % colluders: {shown}; {least}.".replace("the Krum", "Krum"))
+    if not found:
+        return []
     seeds = sorted({len(values) for _, at in groups for _, values in at})
-    return (
-        [*found, f"These are means of {' or '.join(map(str, seeds))} seeds; the plot has their ranges."]
-        if found
-        else []
-    )
+    return [*found, f"These are means of {' or '.join(map(str, seeds))} seeds; the plot has their ranges."]
 
 
 def draw_robust(view: View, folder: Path) -> list[str]:

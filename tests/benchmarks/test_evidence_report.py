@@ -194,6 +194,18 @@ def test_a_claim_without_rows_says_so(tmp_path: Path) -> None:
         assert "svg" not in part
 
 
+def test_a_plan_cut_short_reports_the_first_rule_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    alone = replace(QUICK, claims=(6,))
+    invented(alone, path)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    attacked = [row for row in found if row["settings"].get("part") == "held_out"][1:]
+    left_out = {row["id"] for row in attacked[1:]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in found if row["id"] not in left_out))
+    part = report.write(alone, path, tmp_path).read_text().partition("## 6. ")[2]
+    assert "no clear least" in part.partition("\n## ")[0]
+
+
 def test_a_run_that_diverged_is_no_mean(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     invented(QUICK, path)

@@ -12,6 +12,11 @@ from simulation.store import Call, Objects
 from storage.seal import matches
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
 
+ELSEWHERE = Claim(
+    theta="11" * 32, previous="22" * 32, envelope="33" * 32, key="44" * 32, steps=60, seconds=600.0, sending=1.0
+)
+"""A claim that builds on a record that the store does not have."""
+
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Watched:
@@ -168,10 +173,7 @@ def test_who_has_claimed_on_a_lost_record_claims_anew_and_asks_no_more_than_othe
     watched.witness.fault("away", alone, 1e9)
     cluster.kill(alone)
     round, objects = len(watched.records()), objects_of(watched)
-    claim = Claim(
-        theta="11" * 32, previous="22" * 32, envelope="33" * 32, key="44" * 32, steps=60, seconds=600.0, sending=1.0
-    )
-    data = encode_claim(claim, cluster.run, round, Group(SECRET).signer(alone.id)) if readable else b"damaged"
+    data = encode_claim(ELSEWHERE, cluster.run, round, Group(SECRET).signer(alone.id)) if readable else b"damaged"
     some = next(iter(objects.values()))
     objects[keys.claims(cluster.run, round) + alone.id.hex()] = type(some)(data, some.modified)
     calls, serve = list[Call](), cluster.store.before
@@ -201,10 +203,7 @@ def test_a_dead_members_claim_of_another_history_decides_nothing(tmp_path: Path)
         watched.witness.fault("away", machine, 1e9)
         cluster.kill(machine)
     round = len(watched.records())
-    claim = Claim(
-        theta="11" * 32, previous="22" * 32, envelope="33" * 32, key="44" * 32, steps=60, seconds=600.0, sending=1.0
-    )
-    data = encode_claim(claim, cluster.run, round, Group(SECRET).signer(gone.id))
+    data = encode_claim(ELSEWHERE, cluster.run, round, Group(SECRET).signer(gone.id))
     objects = objects_of(watched)
     some = next(iter(objects.values()))
     objects[keys.claims(cluster.run, round) + gone.id.hex()] = type(some)(data, some.modified)
