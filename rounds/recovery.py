@@ -67,9 +67,13 @@ class Recovery:
         return found or self._member.log.find(round)
 
     def ask(self, fault: Lacking) -> None:
-        """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long. Raises
-        what it was given while there is none."""
+        """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long, or where
+        nobody keeps it any more. Raises what it was given while there is none."""
         member = self._member
+        kept = member.ledger.closed_at(fault.round + member.spec.cluster.keep_rounds) is None
+        if not kept and from_checkpoint(member.ledger, member.state, fault.round):
+            self._recall()
+            return
         if self._lacking[0] != fault.round:
             self._lacking = fault.round, member.time.now()
         member.pulse.phase = "join"

@@ -4,7 +4,7 @@ A checkpoint is accepted if its link is that of the record before its round, and
 names. The records since then are applied as in any round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from loguru import logger
@@ -25,13 +25,25 @@ from storage.s3 import RangedBucket
 from training.cluster import SLOWEST_BYTES as SLOWEST_BYTES
 from training.shards import Fetch
 
+_UNUSABLE = (StorageError, CheckpointCorrupt, OutOfSync)
+
 
 def begin(ledger: Ledger, state: NodeState) -> None:
-    """Resume from this folder; load theta_0 if the folder is fresh. Raises StorageError, or ConfigError if theta_0 is
-    damaged."""
-    if not state.resume():
+    """Resume from this folder; begin with the newest usable checkpoint if the folder is fresh, with theta_0 before
+    there is one. Raises StorageError, or ConfigError if theta_0 is damaged."""
+    if state.resume():
+        return
+    for member, found in _usable(ledger, later_than=0):
+        try:
+            _load(ledger, state, found)
+            break
+        except _UNUSABLE as fault:
+            _warn(member, found, fault)
+    else:
         _load_genesis(ledger, state)
-        state.begin()
+    state.begin()
+    if state.saved.round:
+        _tell(state)
 
 
 def from_genesis(ledger: Ledger, state: NodeState) -> None:
@@ -55,21 +67,35 @@ def _load_genesis(ledger: Ledger, state: NodeState) -> None:
 def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
     """Load the newest usable checkpoint of a round after `later_than`, from any member. Return whether there was one.
     Otherwise our state is unchanged. Raises StorageError."""
-    for member, found in newest_shown(ledger.shown()):
-        if found.round <= later_than or found.link != link_before(ledger, found.round):
-            continue
+    for member, found in _usable(ledger, later_than):
         try:
             _stand_at(ledger, state, found)
-        except (StorageError, CheckpointCorrupt, OutOfSync) as fault:
-            told = "cannot use the checkpoint of round {round} from {member}: {fault}"
-            logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
+        except _UNUSABLE as fault:
+            _warn(member, found, fault)
             state.restore()
             state.store.commit(state.saved)  # also removes the refused checkpoint's files from the disk
             continue
-        origin, theta = f"the checkpoint of round {found.round}", state.replica.digest().hex()
-        state.events.emit("caught_up", found.round, origin=origin, applied=0, theta=theta)
+        _tell(state)
         return True
     return False
+
+
+def _usable(ledger: Ledger, later_than: int) -> Iterator[tuple[PeerId, Checkpoint]]:
+    """Yield the shown checkpoints of rounds after `later_than` that the records lead to, the newest first. Raises
+    StorageError."""
+    for member, found in newest_shown(ledger.shown()):
+        if found.round > later_than and found.link == link_before(ledger, found.round):
+            yield member, found
+
+
+def _warn(member: PeerId, found: Checkpoint, fault: Exception) -> None:
+    told = "cannot use the checkpoint of round {round} from {member}: {fault}"
+    logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
+
+
+def _tell(state: NodeState) -> None:
+    round, theta = state.saved.round, state.replica.digest().hex()
+    state.events.emit("caught_up", round, origin=f"the checkpoint of round {round}", applied=0, theta=theta)
 
 
 def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint]]:
@@ -101,14 +127,18 @@ def link_before(ledger: Ledger, round: int) -> Digest | None:
     return link_of(record.selection(ledger.run, round - 1)) if record is not None else None
 
 
-def _stand_at(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
-    """Load the checkpoint's state. Raises StorageError, CheckpointCorrupt, or OutOfSync if the record of its round
-    names another theta."""
-    fetch = _fetcher(ledger.states)
-    state.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
+def _load(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
+    """Load the checkpoint's theta. Raises as `_stand_at`."""
+    state.load_consensus(Snapshot(found.round, found.link, found.state), _fetcher(ledger.states))
     record = ledger.record(found.round)
     if record is not None and digest_of(record.theta) != state.replica.digest():
         raise OutOfSync("its theta differs from the run's")
+
+
+def _stand_at(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
+    """Load the checkpoint's state. Raises StorageError, CheckpointCorrupt, or OutOfSync if the record of its round
+    names another theta."""
+    _load(ledger, state, found)
     mine = _left_out(ledger, state)
     sealed = replace(state.saved.sealed, returned=True) if state.saved.sealed is not None and mine is not None else None
     state.stand(found.link, Tip(found.round, found.link), sealed=sealed)

@@ -202,12 +202,12 @@ class NodeState:
         return True
 
     def begin(self) -> None:
-        """Start at round 0 with theta_0, which must be loaded, and with the parts that `resume` could keep."""
-        theta, link = self.replica.digest(), self.consensus.snapshot.link
+        """Start at the loaded snapshot (theta_0, or a checkpoint), with the parts that `resume` could keep."""
+        theta, round, link = self.replica.digest(), self.consensus.snapshot.round, self.consensus.snapshot.link
         self.saved = (
-            Saved(0, self.consensus, theta, link)
+            Saved(round, self.consensus, theta, link)
             if self._kept is None
-            else replace(self._kept, round=0, consensus=self.consensus, theta=theta, link=link, tip=None)
+            else replace(self._kept, round=round, consensus=self.consensus, theta=theta, link=link, tip=None)
         )
         self.store.commit(self.saved)
         self._settle()

@@ -12,7 +12,7 @@ from loguru import logger
 
 from node.state.node_state import NodeState
 from protocol import keys
-from protocol.cluster import Record, parse_record
+from protocol.cluster import Record, digest_of, parse_record
 from rounds.contribution import Diverged, RoundWork
 from simulation import cluster as simulated
 from simulation import cluster_faults
@@ -252,8 +252,9 @@ def test_a_checkpoint_takes_the_place_of_payloads_that_nobody_has(
     monkeypatch.setattr(NodeState, "sealed_file", lambda self, round, peer, envelope: None)
     watched = Watched(tmp_path)
     cluster, late = watched.cluster, watched.machine(3)
-    for machine in cluster.machines[:2]:
-        cluster.start(machine)
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    cluster.kill(late)
     watched.play(has_records(watched, 10))
     objects = cluster.store.buckets[BUCKET]
     for key in [key for round in range(6) for key in objects if f"/payload/{round:08d}/" in key]:
@@ -264,6 +265,38 @@ def test_a_checkpoint_takes_the_place_of_payloads_that_nobody_has(
     assert_one_history(watched)
     assert late.id.hex() in {update.member for update in watched.records()[13].updates}
     assert (late.name, "caught_up") in [event[:2] for event in watched.events]
+    assert (late.name, "interrupted") in [event[:2] for event in watched.events]  # it asked the others first
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_who_comes_after_the_payloads_are_gone_takes_a_checkpoint_at_once(tmp_path: Path, fresh: bool) -> None:
+    """A new machine does not read theta_0, and neither asks for what nobody keeps."""
+    watched = Watched(tmp_path, members=2)
+    cluster, late = watched.cluster, watched.machine(2)
+    keep = cluster.spec.cluster.keep_rounds
+    cluster.start(watched.machine(1))
+    if not fresh:
+        cluster.start(late)
+        watched.play(has_records(watched, 1))
+        cluster.kill(late)
+    watched.play(has_records(watched, keep + 6), hours=30)
+    read, serve, began = set[str](), cluster.store.before, len(watched.events)
+
+    def before(call: Call) -> None:
+        if call.reader == late.name:
+            read.add(call.key)
+        serve(call)
+
+    cluster.store.before = before
+    cluster.start(late)
+    watched.play(lambda: late.id.hex() in {update.member for update in watched.records()[-1].updates}, hours=1)
+    cluster.close()
+    assert_one_history(watched)
+    happened = [event for name, event, _, _ in watched.events[began:] if name == late.name]
+    assert "caught_up" in happened
+    assert "interrupted" not in happened
+    assert keys.record(cluster.run, keep) in read
+    assert keys.blob(digest_of(cluster.spec.genesis_checkpoint)) not in read
 
 
 def test_a_store_that_lies_holds_a_run_up_and_bends_nothing(watched: Watched) -> None:
