@@ -36,7 +36,7 @@ GROUP = PeerId(bytes(32))
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 _NO_ROUND = 0
 """In the head of a document that belongs to no one round."""
-_RECORD, _CLAIM, _BEAT, _AMENDMENT, _DRAIN = "record", "claim", "beat", "amend", "drain"
+_RECORD, _CLAIM, _BEAT, _AMENDMENT, _DRAIN, _MEAN = "record", "claim", "beat", "amend", "drain", "mean"
 AMENDABLE = {
     "outer": {"alpha", "aggregate"},
     "cluster": {"beat_seconds", "silent_seconds", "grace", "least_steps", "keep_rounds"},
@@ -47,6 +47,7 @@ all but the optimizer may change (protocol/run.py)."""
 T = TypeVar("T", bound=Table)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Loss = Annotated[float, Field(allow_inf_nan=False)]
+WrappedKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 
 
 class ClusterTable(Table):
@@ -184,11 +185,18 @@ class Claim(Table):
     theta: HexDigest
     previous: HexDigest
     envelope: HexDigest
-    key: Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
+    key: WrappedKey
     steps: Positive
     seconds: Seconds
     sending: Seconds = 0.0
     loss: Loss | None = None
+
+
+class MeanPart(Table):
+    """One part of a round's mean, summed by a member for all (int8). envelope, key: as in a claim."""
+
+    envelope: HexDigest
+    key: WrappedKey
 
 
 class Contribution(Claim):
@@ -219,6 +227,11 @@ class Record(Table):
         if any((update.theta, update.previous) != (self.theta, self.previous) for update in self.updates):
             raise ValueError("an update was trained from another state")
         return self
+
+    @property
+    def claims(self) -> dict[PeerId, Claim]:
+        """The applied updates by member."""
+        return {update.peer: update for update in self.updates}
 
     def selection(self, run: Digest, round: int) -> Selection:
         """Return the applied updates as a Selection, for code that follows any run. Its link is `previous` of the
@@ -264,6 +277,16 @@ def encode_claim(claim: Claim, run: Digest, round: int, signer: Signer) -> bytes
 def parse_claim(data: bytes, run: Digest, round: int, member: PeerId, verify: Verify) -> Claim:
     """Raises InvalidMessage."""
     return _checked(Claim, parse_document(data, _CLAIM, run, round, member, verify))
+
+
+def encode_part(part: MeanPart, run: Digest, round: int, owner: Signer) -> bytes:
+    """Encode the pointer to the part of the round's mean that is `owner`'s, whoever summed it."""
+    return encode_document(_MEAN, run, round, part.model_dump(mode="json"), owner)
+
+
+def parse_part(data: bytes, run: Digest, round: int, owner: PeerId, verify: Verify) -> MeanPart:
+    """Raises InvalidMessage."""
+    return _checked(MeanPart, parse_document(data, _MEAN, run, round, owner, verify))
 
 
 def encode_beat(beat: Beat, run: Digest, signer: Signer) -> bytes:

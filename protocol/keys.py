@@ -26,6 +26,21 @@ def members_payload(run: Digest, round: int, member: PeerId, key_hash: bytes) ->
     return f"{payload(run, round)}/{member.hex()}/{key_hash.hex()}"
 
 
+def sections(payload_key: str) -> str:
+    """A sealed update's envelope and the hashes of its sections, so that a part of it can be read and checked alone."""
+    return f"{payload_key}-sections"
+
+
+def mean_part(run: Digest, round: int, owner: PeerId) -> str:
+    """The pointer to this member's part of the round's mean (int8): created once."""
+    return f"{payload(run, round)}/{owner.hex()}/mean"
+
+
+def mean(run: Digest, round: int) -> str:
+    """The name of parts of a round's mean on a disk."""
+    return f"{_run(run)}/mean/{round:08d}"
+
+
 def reveal(run: Digest, round: int) -> str:
     """A miner's signed key and in-sync proof."""
     return f"{_run(run)}/reveal/{round:08d}"

@@ -10,7 +10,8 @@ blocks at the lower and right edge are smaller. One block is one chunk. Blocks o
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import prod
 
 CHUNK = 4096
@@ -172,11 +173,18 @@ class Layout:
         """Bytes of all records; in a plaintext they follow the theta digest."""
         return sum(tensor.num_bytes for tensor in self.tensors)
 
+    def part(self, index: int, count: int) -> "Layout":
+        """Return the layout of the `index`-th of a round's `count` payloads: each has all tensors."""
+        return self
+
 
 @dataclass(frozen=True)
 class DenseLayout(Layout):
     """The same tensors if every value is sent (sparseloco/dense.py). A tensor's chunks are 4096 consecutive values, the
-    last one the rest. A record is an fp32 scale and a byte for each value. `k` is unused."""
+    last one the rest. A record is an fp32 scale and a byte for each value. `k` is unused.
+
+    A round's payloads are the parts of a mean: consecutive chunks, as many in each as in any other, up to one. Within a
+    part, a tensor has one dimension: its values that belong to it."""
 
     @cached_property
     def starts(self) -> dict[str, int]:
@@ -194,6 +202,28 @@ class DenseLayout(Layout):
     @cached_property
     def records_bytes(self) -> int:
         return sum(dense_bytes(tensor.numel) for tensor in self.tensors)
+
+    def part(self, index: int, count: int) -> "DenseLayout":
+        return self.parts(count)[index]
+
+    @lru_cache(maxsize=8)  # noqa: B019 - layouts are few, and live as long as the process
+    def parts(self, count: int) -> tuple["DenseLayout", ...]:
+        """Return the layouts of `count` parts, in order. Parts beyond the number of chunks are empty."""
+        borders = [self.num_chunks * part // count for part in range(count + 1)]
+        return tuple(self._between(first, last) for first, last in pairwise(borders))
+
+    def _between(self, first: int, last: int) -> "DenseLayout":
+        """Return the layout of these chunks."""
+        pieces: list[tuple[str, tuple[int, ...]]] = []
+        before = 0
+        for tensor in self.tensors:
+            chunks = -(-tensor.numel // CHUNK)
+            begin, end = max(first - before, 0), min(last - before, chunks)
+            if begin < end:
+                pieces.append((tensor.name, (min(end * CHUNK, tensor.numel) - begin * CHUNK,)))
+            before += chunks
+        found = Layout.of(pieces, self.k)
+        return DenseLayout(found.tensors, found.k)
 
 
 def dense_bytes(numel: int) -> int:

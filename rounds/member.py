@@ -4,7 +4,7 @@ One round reads top to bottom in `Member.play`. Nobody is asked and nobody liste
 stands in their bucket (node/cluster/ledger.py), and who closes a round is whoever creates its record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
 
@@ -26,12 +26,14 @@ from node.state.node_state import NodeState
 from node.state.saved import SealedRound
 from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
-from protocol.cluster import Claim, ClusterSpec, Record, digest_of
+from protocol.cluster import Claim, ClusterSpec, MeanPart, Record, digest_of
 from protocol.errors import ConfigError, StorageError
+from protocol.layout import DenseLayout
 from protocol.types import Digest, Page, PeerId
 from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
 from rounds.contribution import Diverged, RoundWork
+from rounds.mean import Mean
 from rounds.other_members import OtherMembers
 from rounds.recovery import Recovery, RunElsewhere
 from rounds.upkeep import Upkeep
@@ -65,6 +67,8 @@ class Member:
         self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
         self.upkeep = Upkeep(spec, state, ledger, self.log)
         self.recovery = Recovery(self)
+        self.mean = Mean(self, spec.layout) if isinstance(spec.layout, DenseLayout) else None
+        """How a round's mean is made, in the int8 exchange."""
         self.records: list[Record] = []
         """The last ones: what steps take."""
         self.sending = 0.0
@@ -227,6 +231,8 @@ class Member:
     def publish(self, round: int, sealed: SealedRound) -> None:
         self.pulse.phase = "send"
         self.work.publish(round, sealed, self.seconds_to_send)
+        if self.mean is not None:
+            self.mean.publish_sections(round, sealed)
 
     def claim(self, round: int, sealed: SealedRound) -> None:
         """Say that our update is there, with what opens it."""
@@ -342,13 +348,14 @@ class Member:
         amended = self.amended.at(record.amendments)
         contributing = [update.peer for update in record.updates]
         # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
-        mine = None if self.me in contributing or self.spec.exchange == "int8" else state.own_update(round)
+        mine = None if self.me in contributing or self.mean is not None else state.own_update(round)
         state.lay_out_own(self.me, round)
         with state.timeline.begin("download") as download:
-            sealed = self.gather(round, record)
+            pinned = self.mean.parts(round, record) if self.mean is not None else record.claims
+            pairs, sealed = self.gather(round, pinned)
         with state.timeline.begin("apply") as apply:
-            shown = {update.peer: self.ledger.key_of(update) for update in record.updates}
-            opened = open_pinned(self.spec, round, selection.contributing, sealed, shown, self.time)
+            shown = {peer: self.ledger.key_of(one) for peer, one in pinned.items()}
+            opened = open_pinned(self.spec, round, pairs, sealed, shown, self.time)
             state.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
         self.take_up(amended)
         self.records = [*self.records, record][-ROUNDS:]
@@ -376,18 +383,18 @@ class Member:
             ours="we among them" if mine is None and self.me in contributing else "without us",
         )
 
-    def gather(self, round: int, record: Record) -> dict[PeerId, Data]:
-        """The sealed objects that the record names: all of them, or Lacking is raised."""
-        pairs = record.selection(self.ledger.run, round).contributing
-        seconds, cache = len(pairs) * self.seconds_to_send(), self.state.cache
-        sources = self.ledger.payloads({update.peer: update for update in record.updates})
+    def gather(
+        self, round: int, pinned: Mapping[PeerId, Claim | MeanPart]
+    ) -> tuple[list[tuple[PeerId, Digest]], dict[PeerId, Data]]:
+        """The sealed objects that are pinned, with their digests: all of them, or Lacking is raised."""
+        pairs = [(peer, digest_of(one.envelope)) for peer, one in sorted(pinned.items())]
+        seconds, cache, sources = len(pairs) * self.seconds_to_send(), self.state.cache, self.ledger.payloads(pinned)
         found = fetch_pinned(self.spec, self.ledger.run, round, pairs, sources, seconds, cache, self.time)
         lacking = [peer for peer, data in found.items() if isinstance(data, Fault)]
         if lacking:
-            raise Lacking(
-                round, lacking, f"round {round}: {len(lacking)} of {len(pairs)} payloads could not be fetched"
-            )
-        return {peer: data for peer, data in found.items() if not isinstance(data, Fault)}
+            told = f"round {round}: {len(lacking)} of {len(pairs)} payloads could not be fetched"
+            raise Lacking(round, lacking, told)
+        return pairs, {peer: data for peer, data in found.items() if not isinstance(data, Fault)}
 
     # --- coming back -------------------------------------------------------------------------------------------
 

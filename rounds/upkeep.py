@@ -17,7 +17,7 @@ from node.cluster.record_log import RecordLog
 from node.cluster.rejoin import SLOWEST_BYTES
 from node.state.node_state import NodeState
 from node.sync.repair_requests import Place
-from protocol.cluster import GROUP, ClusterSpec, digest_of
+from protocol.cluster import GROUP, Claim, ClusterSpec, MeanPart, digest_of
 from protocol.errors import StorageError
 from protocol.types import Digest, PeerId
 
@@ -93,13 +93,29 @@ class Upkeep:
                 self._ledger.restore(round, record)
             return record is not None
         record = record or self._ledger.record(round)
-        claims = {update.peer: update for update in record.updates} if record is not None else {}
-        if peer not in claims:
-            return False
-        file = self._state.sealed_file(round, peer, digest_of(claims[peer].envelope))
+        claim = record.claims.get(peer) if record is not None else None
+        part = self._mean_part(round, peer) if self.spec.exchange == "int8" else None
+        held = [self._put_object_back(round, peer, one) for one in (claim, part) if one is not None]
+        return any(held)
+
+    def _mean_part(self, round: int, owner: PeerId) -> MeanPart | None:
+        """Return the part of the round's mean; if the store has lost the pointer, point to what we have applied."""
+        if (found := self._ledger.mean_parts(round, [owner]).get(owner)) is not None:
+            return found
+        for payload in self._state.redo.recent.get(round, ()):
+            if payload.peer == owner and payload.key is not None:
+                wrapped = self._ledger.group.wrap(payload.key, payload.envelope).hex()
+                part = MeanPart(envelope=payload.envelope.hex(), key=wrapped)
+                self._ledger.create_part(round, owner, part)
+                return part
+        return None
+
+    def _put_object_back(self, round: int, peer: PeerId, claim: Claim | MeanPart) -> bool:
+        """Restore a sealed object: a member's update, or its part of the round's mean."""
+        file = self._state.sealed_file(round, peer, digest_of(claim.envelope))
         if file is None:
             return False
-        key = self._ledger.payload_key(round, peer, self._ledger.key_of(claims[peer]))
+        key = self._ledger.payload_key(round, peer, self._ledger.key_of(claim))
         seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
         logger.info("round {round}: restored the payload of {peer}", round=round, peer=peer.hex()[:8])

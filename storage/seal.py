@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import SECTION_BYTES, leaf, root, sections_root
+from protocol.merkle import SECTION_BYTES, leaf, leaves, root, sections, sections_root
 from protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelope
 from protocol.ports import Signer, Verify
-from protocol.types import Digest, PeerId, Reason
+from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 
 _BLOCK_BYTES = 16
 _PIECE_BYTES = 1 << 20
@@ -121,11 +121,33 @@ def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> me
 
     Raises InvalidSubmission(BAD_KEY) when `key` is not the envelope's key.
     """
+    return unseal_from(0, envelope, key, ciphertext)
+
+
+def unseal_from(first: int, envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> memoryview:
+    """As `unseal`, of the part of the ciphertext from byte `first` on: a multiple of 16."""
     if len(key) != KEY_BYTES or not hmac.compare_digest(sha256(key).digest(), envelope.key_hash):
         raise InvalidSubmission(Reason.BAD_KEY, "the revealed key does not hash to the envelope's key_hash")
     plaintext = np.empty(len(ciphertext), dtype=np.uint8)
-    _through(_stream(key, envelope.run, envelope.round, envelope.peer), ciphertext, plaintext.data)
+    _through(_stream(key, envelope.run, envelope.round, envelope.peer, first), ciphertext, plaintext.data)
     return plaintext.data.toreadonly()
+
+
+def sections_of(data: bytes | memoryview, threads: int = 1) -> bytes:
+    """Return a sealed object's envelope and the leaves of its ciphertext's sections: with them a section can be checked
+    alone."""
+    return b"".join((data[:ENVELOPE_BYTES], *leaves(sections(memoryview(data)[ENVELOPE_BYTES:]), threads)))
+
+
+def parse_sections(data: bytes, pinned: Digest) -> tuple[Envelope, list[bytes]]:
+    """Return the envelope with this digest, and the leaves of its sections. Raises InvalidMessage."""
+    if sha256(data[:ENVELOPE_BYTES]).digest() != pinned:
+        raise InvalidMessage("sections: they begin with another envelope")
+    envelope, rest = parse_envelope(data[:ENVELOPE_BYTES]), data[ENVELOPE_BYTES:]
+    found = [rest[at : at + DIGEST_BYTES] for at in range(0, len(rest), DIGEST_BYTES)]
+    if root(found) != envelope.root:
+        raise InvalidMessage("sections: they do not hash to the envelope's root")
+    return envelope, found
 
 
 def open_sealed(data: bytes | memoryview) -> tuple[Envelope, memoryview]:

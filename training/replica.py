@@ -5,6 +5,7 @@ inner loop moves them to theta_r, and a probe moves them temporarily. Error feed
 own. No network, no files. Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; docs/protocol.md sections 2, 6, 7, 9.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from protocol.layout import DenseLayout, Layout
 from protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
+from sparseloco.dense import DenseUpdate
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
@@ -201,15 +203,14 @@ class Replica:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The
         module takes the new theta. Return each contributor's scales.
 
-        Can be taken back until `compress`, except for the int8 exchange, whose momentum changes in place.
+        In the int8 exchange the updates are the parts of their mean, in order. Every other outer step can be taken back
+        until `compress`; that one changes its momentum in place.
         """
         spare = self._trainer.tensors(self._spare)
         scales: tuple[Scales, ...]
         if isinstance(self.layout, DenseLayout):
             self._before = None
-            mean = ops.dense_mean(updates, self.layout)
-            momentum = self.spec.momentum
-            ops.dense_step(self.theta, mean, self._velocity(), alpha=alpha, momentum=momentum, out=spare)
+            self._step_parts(self.layout, updates, alpha, spare)
             self.outer = replace(self.outer, rounds=self.outer.rounds + 1)
             scales = tuple((float(update is not None),) * len(self.layout.tensors) for update in updates)
         else:
@@ -220,6 +221,19 @@ class Replica:
         self._theta, self._spare = self._spare, self._theta
         self._moved()
         return scales
+
+    def _step_parts(
+        self, layout: DenseLayout, parts: Sequence[Update | None], alpha: float, out: Mapping[str, Tensor]
+    ) -> None:
+        """Make the outer step of the int8 exchange, part after part of the mean. None: a part of zeros."""
+        begun, velocities = Counter[str](), self._velocity()
+        for part, found in zip(layout.parts(len(parts)), parts, strict=True):
+            spans = {one.name: slice(begun[one.name], begun[one.name] + one.numel) for one in part}
+            begun.update({one.name: one.numel for one in part})
+            theta, spare = _within(self.theta, spans), _within(out, spans)
+            velocity = _within(velocities, spans) if velocities is not None else None
+            mean = found if found is not None else DenseUpdate(part, bytes(part.records_bytes))
+            ops.dense_step(theta, mean, velocity, alpha=alpha, momentum=self.spec.momentum, out=spare)
 
     def displace(self) -> None:
         """Keep the inner steps made from theta, before it changes; `inner_round` with `resume` continues them from the
@@ -378,6 +392,11 @@ def parse_outer(facts: Mapping[str, Any], layout: Layout) -> OuterState:
     if type(rounds) is not int or not 0 <= rounds < 1 << 32 or len(values) != len(layout.tensors) + 1 or not in_range:
         raise CheckpointCorrupt("a checkpoint's outer state does not belong to this layout")
     return OuterState(rounds, tuple(values[:-1]), values[-1])
+
+
+def _within(tensors: Mapping[str, Tensor], spans: Mapping[str, slice]) -> dict[str, Tensor]:
+    """Return these tensors' values within these spans, as views of one dimension."""
+    return {name: tensors[name].view(-1)[span] for name, span in spans.items()}
 
 
 def _require_shapes(tensors: Mapping[str, Tensor], shapes: Shapes) -> None:

@@ -24,17 +24,20 @@ from protocol.cluster import (
     Amendment,
     Beat,
     Claim,
+    MeanPart,
     Record,
     digest_of,
     encode_amendment,
     encode_beat,
     encode_claim,
     encode_drain,
+    encode_part,
     encode_record,
     parse_amendment,
     parse_beat,
     parse_claim,
     parse_drain,
+    parse_part,
     parse_record,
 )
 from protocol.errors import InvalidMessage, ObjectMissing, ObjectTooLarge, StorageError
@@ -87,12 +90,12 @@ class Ledger:
         prefix = f"{keys.payload(self.run, round)}/{self.me.hex()}/"
         self.bucket.abort_unfinished(prefix, timeout_seconds=CALL_SECONDS)
 
-    def key_of(self, claim: Claim) -> bytes:
-        """Return the key that opens the claimed object."""
+    def key_of(self, claim: Claim | MeanPart) -> bytes:
+        """Return the key that opens the object."""
         return self.group.wrap(bytes.fromhex(claim.key), digest_of(claim.envelope))
 
-    def payloads(self, claims: Mapping[PeerId, Claim]) -> PayloadSources:
-        """Return the sources of the claimed objects."""
+    def payloads(self, claims: Mapping[PeerId, Claim | MeanPart]) -> PayloadSources:
+        """Return the sources of the claimed objects, or of the parts of the round's mean."""
         return _Claimed(self, claims)
 
     def want(self, places: Collection[Place]) -> None:
@@ -177,6 +180,31 @@ class Ledger:
         except UnreadableRecord:
             data = encode_record(record, self.run, round, self.group.signer())
             self.bucket.put(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
+
+    # --- parts of a round's mean -------------------------------------------------------------------------------
+
+    def mean_parts(self, round: int, owners: Collection[PeerId]) -> dict[PeerId, MeanPart]:
+        """Return the parts of the round's mean that are there, of these owners."""
+
+        def read(owner: PeerId) -> MeanPart | None:
+            return self._read(
+                keys.mean_part(self.run, round, owner),
+                _BEAT_BYTES,
+                lambda data: parse_part(data, self.run, round, owner, self.group.verify),
+            )
+
+        return self._beside(read, list(owners))
+
+    def create_part(self, round: int, owner: PeerId, part: MeanPart) -> bool:
+        """Point to this part, unless another one stands. Return whether it is this one now. What is no pointer of this
+        group is replaced: all members sum to the same part."""
+        data, key = encode_part(part, self.run, round, self.group.signer(owner)), keys.mean_part(self.run, round, owner)
+        if self.bucket.create(key, data, timeout_seconds=CALL_SECONDS):
+            return True
+        if owner in self.mean_parts(round, [owner]):
+            return False
+        self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
+        return True
 
     # --- amendments and drains ---------------------------------------------------------------------------------
 
@@ -363,17 +391,18 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _Claimed:
-    """PayloadSources of the objects claimed in a round."""
+    """PayloadSources of the objects claimed in a round, or of the parts of its mean."""
 
     ledger: Ledger
-    claims: Mapping[PeerId, Claim]
+    claims: Mapping[PeerId, Claim | MeanPart]
 
     def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
         """See PayloadSources. The cached object of this name may be from an earlier sealing: its digest decides there
         too."""
-        ledger = self.ledger
-        key = ledger.payload_key(round, peer, ledger.key_of(self.claims[peer]))
-        return (Source(lambda: ledger.bucket, key, kept_as=keys.payload(run, round)),)
+        ledger, claim = self.ledger, self.claims[peer]
+        key = ledger.payload_key(round, peer, ledger.key_of(claim))
+        name = keys.mean if isinstance(claim, MeanPart) else keys.payload
+        return (Source(lambda: ledger.bucket, key, kept_as=name(run, round)),)
 
 
 class Patience:

@@ -41,18 +41,19 @@ def open_pinned(
     time: Time,
 ) -> list[Opened]:
     """The pinned submissions, whose sealed objects are here, opened with these keys, in PeerId order."""
+    ordered = sorted(pairs)
 
-    def opened(pair: tuple[PeerId, Digest]) -> Opened:
-        peer, pinned = pair
+    def opened(at: int) -> Opened:
+        peer, pinned = ordered[at]
         data, key = sealed[peer], keys.get(peer)
         if key is None or isinstance(data, Fault):
             return Opened(peer, pinned, None, None)
         try:
-            return Opened(peer, pinned, key, open_payload(spec.layout, peer, round, key, data))
+            return Opened(peer, pinned, key, open_payload(spec.layout.part(at, len(ordered)), peer, round, key, data))
         except InvalidSubmission:
             return Opened(peer, pinned, None, None)
 
-    return beside(opened, sorted(pairs), open_threads(spec), time)
+    return beside(opened, range(len(ordered)), open_threads(spec), time)
 
 
 def open_threads(spec: TrainingSpec) -> int:

@@ -20,6 +20,7 @@ from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_enve
 from protocol.ports import Time, Verify
 from protocol.spec import RunSpec, TrainingSpec
 from protocol.types import Digest, PeerId
+from sparseloco.wire import plaintext_bytes
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.realtime import REAL, seconds_until
@@ -66,20 +67,20 @@ def fetch_pinned(
     cache: Path | None = None,
     time: Time = REAL,
 ) -> Mapping[PeerId, Data | Fault]:
-    """Sealed objects of the pinned submissions; a Fault for each that no source had within `timeout` seconds. What lies
-    whole in `cache` already counts, whoever is still registered."""
+    """Sealed objects of the pinned submissions (int8: of the parts of their mean); a Fault for each that no source had
+    within `timeout` seconds. What lies whole in `cache` already counts, whoever is still registered."""
     return _gather(
         _sealed(spec, run, round, pairs, sources), downloads(run, round), timeout, cache, time, open_threads(spec)
     )
 
 
-Names = Callable[[PeerId], tuple[str, str]]
-"""Of a peer's object: its key in the peer's own bucket, and in a mirror's."""
+Names = Callable[[PeerId], tuple[str, ...]]
+"""Of a peer's object: its key in the peer's own bucket, in a mirror's, and a part of a mean's name."""
 
 
 def downloads(run: Digest, round: int) -> Names:
     """Of the round's sealed objects."""
-    return lambda peer: (keys.payload(run, round), keys.mirror(run, round, peer))
+    return lambda peer: (keys.payload(run, round), keys.mirror(run, round, peer), keys.mean(run, round))
 
 
 def _gather(
@@ -199,9 +200,11 @@ def collect_keys(
 def _sealed(
     spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: PayloadSources
 ) -> list[Wanted]:
+    """pairs: all of the round, where each has a layout of its own."""
+    sizes = [ENVELOPE_BYTES + plaintext_bytes(spec.layout.part(at, len(pairs))) for at in range(len(pairs))]
     return [
-        Wanted(peer, sources.payload(run, round, peer), spec.object_bytes, matches(envelope))
-        for peer, envelope in pairs
+        Wanted(peer, sources.payload(run, round, peer), size, matches(envelope))
+        for (peer, envelope), size in zip(pairs, sizes, strict=True)
     ]
 
 

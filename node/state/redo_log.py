@@ -99,16 +99,21 @@ class RedoLog:
 
     def updates(self, step: Step, threads: int, time: Time) -> list[Update | None]:
         """Open the updates applied in this step, in `threads` threads. Raises Lost."""
-        return beside(lambda payload: self._update(step.round, payload), step.payloads, threads, time)
+        count = len(step.payloads)
 
-    def _update(self, round: int, payload: Payload) -> Update | None:
+        def open_one(at: int) -> Update | None:
+            return self._update(step.round, step.payloads[at], self._layout.part(at, count))
+
+        return beside(open_one, range(count), threads, time)
+
+    def _update(self, round: int, payload: Payload, layout: Layout) -> Update | None:
         if payload.key is None:
             return None
         data = mapped(self._path(payload))
         if data is None or not matches(payload.envelope)(data):
             raise Lost(self._path(payload))
         try:
-            return open_payload(self._layout, payload.peer, round, payload.key, data)
+            return open_payload(layout, payload.peer, round, payload.key, data)
         except InvalidSubmission:
             raise Lost(self._path(payload)) from None
 

@@ -1,16 +1,29 @@
 """Clusters of the int8 exchange in modelled time: momentum is part of the one theta of a round, whatever dies."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from node.cluster import mean_parts
+from node.fetch.opening import open_payload
 from node.state.node_state import NodeState
-from protocol.cluster import ClusterOuter, ClusterSpec
-from protocol.types import Digest
+from protocol import keys, merkle
+from protocol.cluster import Claim, ClusterOuter, ClusterSpec, Contribution, MeanPart, digest_of
+from protocol.layout import DenseLayout
+from protocol.merkle import SECTION_BYTES
+from protocol.types import Digest, PeerId
 from simulation import cluster as simulated
-from simulation.cluster import BUCKET
+from simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
 from simulation.cluster_faults import play
+from simulation.store import Call
+from sparseloco import ops
+from sparseloco.update import Update
+from storage import seal
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
+from tests.simulation.test_cluster_requests import owner
 from training.replica import VELOCITY
 
 
@@ -24,6 +37,11 @@ def _int8(monkeypatch: pytest.MonkeyPatch) -> None:
         return found.model_copy(update={"cluster": table, "outer": ClusterOuter(alpha=0.7, momentum=0.9)})
 
     monkeypatch.setattr(simulated, "_spec", spec)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
 
 
 def test_a_storm_leaves_one_theta_a_round(tmp_path: Path) -> None:
@@ -85,3 +103,130 @@ def test_all_dead_at_once_replay_their_rounds_to_the_same_momentum(tmp_path: Pat
     cluster.close()
     assert_one_history(watched)
     assert [len(record.updates) for record in watched.records()[7:9]] == [3, 3]
+
+
+# --- parts of the mean -------------------------------------------------------------------------------------------
+
+
+def dies_when_closed(watched: Watched, round: int, also: Callable[[Machine], None] = lambda machine: None) -> Machine:
+    """Kill a member as soon as this round is closed; `also` happens at that moment."""
+    victim = watched.machine(1)
+
+    def kill(machine: Machine, event: str, of: int) -> None:
+        if (event, of) == ("closed", round) and victim.up:
+            watched.witness.fault("killed", victim, 1e9)
+            watched.cluster.kill(victim)
+            also(victim)
+
+    watched.hook = kill
+    return victim
+
+
+def test_each_contributor_sums_a_part(watched: Watched) -> None:
+    cluster, serve, calls = watched.cluster, watched.cluster.store.before, list[Call]()
+
+    def before(call: Call) -> None:
+        calls.append(call)
+        serve(call)
+
+    cluster.store.before = before
+    cluster.begin()
+    watched.play(has_records(watched, 5))
+    cluster.close()
+    assert_one_history(watched)
+    for round in range(1, 4):
+        owners = {update.peer: update for update in watched.records()[round].updates}
+        assert len(owners) == 3
+        for machine in cluster.machines:
+            pointed = keys.mean_part(cluster.run, round, machine.id)
+            assert {call.reader for call in calls if (call.verb, call.key) == ("create", pointed)} == {machine.name}
+
+
+def owner_key(cluster: Cluster, round: int, update: Claim) -> str:
+    """The key of a claimed payload."""
+    group = Group(SECRET)
+    key = group.wrap(bytes.fromhex(update.key), digest_of(update.envelope))
+    assert isinstance(update, Contribution)
+    return keys.members_payload(cluster.run, round, update.peer, sha256(key).digest())
+
+
+def test_the_part_of_a_member_that_died_is_made_by_another(watched: Watched) -> None:
+    victim = dies_when_closed(watched, 2)
+    watched.cluster.begin()
+    watched.play(has_records(watched, 5))
+    watched.cluster.close()
+    assert_one_history(watched)
+    assert [len(record.updates) for record in watched.records()[1:5]] == [3, 3, 2, 2]
+    assert victim.id in watched.records()[2].claims
+
+
+def test_a_payload_that_is_lost_with_its_member_counts_as_zeros(watched: Watched) -> None:
+    def lose(victim: Machine) -> None:
+        objects = watched.cluster.store.buckets[BUCKET]
+        update = watched.records()[2].claims[victim.id]
+        del objects[owner_key(watched.cluster, 2, update)]
+
+    victim = dies_when_closed(watched, 2, lose)
+    watched.cluster.begin()
+    watched.play(has_records(watched, 5), hours=2)
+    assert victim.id in watched.records()[2].claims
+    watched.hook = lambda machine, event, round: None
+    watched.cluster.start(victim)
+    watched.play(has_records(watched, 8))
+    watched.cluster.close()
+    assert_one_history(watched)
+    assert victim.id in watched.records()[7].claims  # it reads what the others have made of that round
+
+
+@pytest.mark.parametrize("what", ["pointers", "objects", "both", "garbage"])
+def test_parts_that_the_store_loses_are_put_back(watched: Watched, what: str) -> None:
+    cluster, late = watched.cluster, watched.machine(3)
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    cluster.kill(late)
+    watched.play(has_records(watched, 5))
+    objects = cluster.store.buckets[BUCKET]
+    for key in [key for key in objects if f"/payload/{3:08d}/" in key]:
+        if what == "garbage" and key.endswith("/mean"):
+            objects[key] = replace(objects[key], data=b"no pointer")
+        elif (what in ("pointers", "both") and key.endswith("/mean")) or (
+            what in ("objects", "both") and not key.endswith("/mean")
+        ):
+            del objects[key]
+    watched.witness.fault("store loses", None, 1800.0)
+    began = len(watched.events)
+    cluster.start(late)
+    watched.play(lambda: late.id in watched.records()[-1].claims, hours=1)
+    cluster.close()
+    assert_one_history(watched)
+    assert (late.name, "applied", 3) in [event[:3] for event in watched.events[began:]]
+
+
+@pytest.mark.parametrize("section_bytes", [SECTION_BYTES, 16])
+def test_the_parts_are_the_mean_of_all_payloads(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, section_bytes: int
+) -> None:
+    """Also where a part lies in several sections, and is summed piece by piece."""
+    for module in (merkle, seal, mean_parts):
+        monkeypatch.setattr(module, "SECTION_BYTES", section_bytes)
+    monkeypatch.setattr(mean_parts, "PIECE_BYTES", 2 * section_bytes)
+    cluster, objects = watched.cluster, watched.cluster.store.buckets[BUCKET]
+    cluster.begin()
+    watched.play(has_records(watched, 4))
+    cluster.close()
+    layout, ledger = cluster.spec.layout, owner(cluster)
+    assert isinstance(layout, DenseLayout)
+    assert section_bytes > 16 or layout.records_bytes > 10 * section_bytes
+    for round, record in enumerate(watched.records()[:3]):
+        parts = ledger.mean_parts(round, list(record.claims))
+
+        def opened(peer: PeerId, claim: Claim | MeanPart, layout: DenseLayout, round: int = round) -> Update:
+            key = ledger.key_of(claim)
+            return open_payload(layout, peer, round, key, objects[ledger.payload_key(round, peer, key)].data)
+
+        whole = ops.dense_mean([opened(peer, claim, layout) for peer, claim in record.claims.items()], layout)
+        cut = [
+            opened(peer, parts[peer], part)
+            for peer, part in zip(record.claims, layout.parts(len(record.updates)), strict=True)
+        ]
+        assert b"".join(part.records for part in cut) == bytes(whole.records)

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 
 from protocol.layout import Layout
+from sparseloco import ops
+from sparseloco.dense import DenseUpdate
 from sparseloco.reference import compress
 
 RAGGED = {
@@ -77,3 +79,12 @@ def bits(value):
 
 def same_bits(left, right):
     return left.keys() == right.keys() and all(np.array_equal(bits(left[name]), bits(right[name])) for name in left)
+
+
+def mean_in_parts(updates, layout, count):
+    """The mean of a round's dense updates, cut into as many parts."""
+    records, parts, begin = memoryview(ops.dense_mean(updates, layout).records), [], 0
+    for part in layout.parts(count):
+        parts.append(DenseUpdate(part, records[begin : begin + part.records_bytes]))
+        begin += part.records_bytes
+    return parts

@@ -270,3 +270,36 @@ def test_a_step_may_not_write_over_what_it_reads():
         ops.dense_step(theta, gradient, velocity, alpha=1.0, momentum=0.9, out=theta)
     with pytest.raises(ValueError, match="sparse"):
         DenseCodec("plain").step(theta, update_of(), None, alpha=1.0, momentum=0.0, out=zeros())
+
+
+# --- parts of a mean -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 60, 1000])
+def test_parts_cover_all_chunks_once_and_in_order(count):
+    layout = layout_of(WIDE)
+    parts = layout.parts(count)
+    assert len(parts) == count
+    assert sum(part.records_bytes for part in parts) == layout.records_bytes
+    sizes = [part.num_chunks for part in parts]
+    assert sum(sizes) == layout.num_chunks
+    assert max(sizes) - min(sizes) <= 1
+    names = [tensor.name for part in parts for tensor in part]
+    assert sorted(names, key=str.encode) == names
+    values = {name: sum(t.numel for part in parts for t in part if t.name == name) for name in set(names)}
+    assert values == {tensor.name: tensor.numel for tensor in layout if tensor.numel}
+
+
+@pytest.mark.parametrize("codec", [dense, *NATIVE], ids=str)
+@pytest.mark.parametrize("count", [2, 5, 60])
+def test_the_mean_of_parts_is_the_parts_of_the_mean(codec, count):
+    layout = layout_of(WIDE)
+    updates = [dense.encode(tensors(arrays(kind, 5, WIDE)), zeros(WIDE), layout) for kind in SAFE[:3]]
+    whole = memoryview(dense.mean([*updates, None], layout).records)
+    begin = 0
+    for part in layout.parts(count):
+        end = begin + part.records_bytes
+        # A part is parsed behind as many bytes as a plaintext's digest has, whatever they are.
+        cut = [codec.parse((bytes(32) + bytes(one.records))[begin : end + 32], part) for one in updates]
+        assert bytes(codec.mean([*cut, None], part).records) == bytes(whole[begin:end])
+        begin = end

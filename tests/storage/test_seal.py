@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import SECTION_BYTES, sections_root
+from protocol.merkle import SECTION_BYTES, leaf, sections, sections_root
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.types import Digest, PeerId, Reason
-from storage.seal import Sealed, Sealing, matches, open_sealed, seal, unseal
+from storage.seal import Sealed, Sealing, matches, open_sealed, parse_sections, seal, sections_of, unseal, unseal_from
 
 RUN = Digest(bytes(range(32)))
 KEY = bytes(range(100, 132))
@@ -160,3 +160,31 @@ def test_a_section_that_was_never_added_is_our_bug() -> None:
     sealing.add(1)
     with pytest.raises(ValueError, match="never added"):
         sealing.finish()
+
+
+# --- parts of a sealed object ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 32, SECTION_BYTES, 2 * SECTION_BYTES + 5])
+def test_a_section_is_checked_and_opened_alone(size: int) -> None:
+    plaintext = bytes(bytearray(range(256)) * (size // 256 + 1))[:size]
+    found = sealed(plaintext)
+    envelope, leaves = parse_sections(sections_of(found.object), found.digest)
+    assert envelope == parse_envelope(found.envelope)
+    assert len(leaves) == -(-size // SECTION_BYTES)
+    for at, section in enumerate(sections(found.ciphertext)):
+        first = at * SECTION_BYTES
+        assert leaf(section) == leaves[at]
+        assert unseal_from(first, envelope, KEY, section) == plaintext[first : first + SECTION_BYTES]
+
+
+def test_leaves_of_another_object_are_refused() -> None:
+    mine, other = sealed(b"x" * 100), sealed(b"y" * 100)
+    for data in (
+        other.envelope,
+        mine.envelope[:50],
+        mine.envelope + other.object[:32],
+        sections_of(mine.object) + b"x",
+    ):
+        with pytest.raises(InvalidMessage):
+            parse_sections(data, mine.digest)

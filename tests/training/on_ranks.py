@@ -27,6 +27,7 @@ from protocol.cluster import build_cluster
 from protocol.types import Digest, PeerId
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
+from tests.sparseloco.samples import mean_in_parts
 from tests.specs import toy_spec
 from training.checkpoint import Saved
 from training.parallel import Ranks, run
@@ -137,7 +138,7 @@ def in_int8(ranks: Ranks) -> list[str]:
     for seed in (3, 4):
         place(replica, {name: replica.theta[name] - moved for name, moved in drawn(seed, 1e-2).items()})
         update = replica.compress()
-        replica.outer_step([update, None], alpha=0.7, aggregate="mean")
+        replica.outer_step(mean_in_parts([update, None], spec.layout, 2), alpha=0.7, aggregate="mean")
         found += [update.digest.hex(), replica.digest().hex()]
     return found
 

@@ -10,9 +10,12 @@ from owner import presets
 from owner.cluster import draft
 from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import CheckpointCorrupt, ConfigError
+from protocol.layout import DenseLayout
 from protocol.spec import Exchange, RunSpec
 from sparseloco import ops
+from sparseloco.dense import DenseUpdate
 from sparseloco.outer import OuterState
+from tests.sparseloco.samples import mean_in_parts
 from tests.training.test_replica import bits, trained, weights
 from training.checkpoint import Saved, load, save
 from training.genesis import genesis_state
@@ -42,8 +45,8 @@ def replica(spec: ClusterSpec, theta: dict[str, Tensor]) -> Replica:
     return Replica(spec, theta)
 
 
-def step(replica: Replica, *updates: object) -> None:
-    replica.outer_step(updates, alpha=0.7, aggregate="mean")  # type: ignore[arg-type]
+def step(replica: Replica, *updates: object, parts: int = 3) -> None:
+    replica.outer_step(mean_in_parts(updates, replica.layout, parts), alpha=0.7, aggregate="mean")
 
 
 def play(replica: Replica, data: Shards, rounds: int) -> None:
@@ -92,7 +95,7 @@ def test_replicas_that_apply_the_same_are_one_and_momentum_is_in_their_digest(
         for round in range(3):
             update = trained(replica, data, round)
             for one in (replica, other):
-                one.outer_step([update, None], alpha=0.7, aggregate="mean")
+                step(one, update, None)
                 ops.use("auto")
             assert replica.digest() == other.digest()
             ops.use("reference")
@@ -145,6 +148,28 @@ def test_an_outer_step_of_this_exchange_is_not_taken_back(replica: Replica, data
     play(replica, data, 1)
     with pytest.raises(RuntimeError, match="no outer step to take back"):
         replica.take_back()
+
+
+def test_any_number_of_parts_comes_to_the_same_theta(spec: ClusterSpec, theta: dict[str, Tensor], data: Shards) -> None:
+    digests = set()
+    for parts in (1, 2, 5, spec.layout.num_chunks, 3 * spec.layout.num_chunks):
+        replica = Replica(spec, theta)
+        for round in range(2):
+            step(replica, trained(replica, data, round), parts=parts)
+        digests.add(replica.digest())
+    assert len(digests) == 1
+
+
+def test_a_part_that_did_not_parse_is_one_of_zeros(
+    spec: ClusterSpec, theta: dict[str, Tensor], replica: Replica, data: Shards
+) -> None:
+    other, update = Replica(spec, theta), trained(replica, data)
+    assert isinstance(spec.layout, DenseLayout)
+    found = mean_in_parts([update], spec.layout, 2)
+    zeros = DenseUpdate(spec.layout.parts(2)[1], bytes(spec.layout.parts(2)[1].records_bytes))
+    replica.outer_step([found[0], None], alpha=0.7, aggregate="mean")
+    other.outer_step([found[0], zeros], alpha=0.7, aggregate="mean")
+    assert replica.digest() == other.digest()
 
 
 def test_without_momentum_it_is_plain_descent_and_no_memory_is_taken(run_spec: RunSpec, data: Shards) -> None:

@@ -1,0 +1,201 @@
+"""Parts of a round's mean (int8): each contributor sums one part of all payloads, and everybody reads the sums.
+
+A member thus moves two payloads up and down in all, however many members there are. Members read only their part of
+the others' payloads: the 16 MiB sections in which it lies, each checked by itself. A part is sealed like a payload, and
+its owner's pointer to it is created once. Another member may make it: the result is the same (sparseloco/dense.py).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+
+from loguru import logger
+
+from node.cluster.ledger import CALL_SECONDS, Ledger
+from node.fetch.opening import open_threads
+from node.fetch.payloads import MAX_THREADS, Lacking
+from node.state.node_state import NodeState
+from protocol import keys
+from protocol.cluster import MeanPart, Record, digest_of
+from protocol.errors import ConfigError, InvalidMessage, InvalidSubmission
+from protocol.layout import DenseLayout
+from protocol.merkle import SECTION_BYTES, leaf, sections
+from protocol.messages import ENVELOPE_BYTES, Envelope
+from protocol.types import DIGEST_BYTES, Digest, PeerId
+from sparseloco import ops
+from sparseloco.update import Update
+from storage.collect import gather
+from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.resume import keep
+from storage.seal import parse_sections, seal, sections_of, unseal_from
+
+PIECE_BYTES = 64 << 20
+"""Of each payload, at most so much is in memory at a time."""
+
+
+class MeanMaker:
+    """Makes parts of means for a run's members. `seconds`: how long the payloads of one request may take."""
+
+    def __init__(self, ledger: Ledger, state: NodeState, layout: DenseLayout, seconds: Callable[[], float]) -> None:
+        self._ledger, self._state, self._layout, self._seconds = ledger, state, layout, seconds
+
+    def publish_sections(self, round: int, object: Digest, key: bytes) -> None:
+        """Publish what lets others read parts of our sealed update, which is saved under the digest `object`."""
+        ledger, data = self._ledger, self._state.store.read(object)
+        found = sections_of(data, open_threads(self._state.first))
+        ledger.bucket.put(keys.sections(ledger.payload_key(round, ledger.me, key)), found, timeout_seconds=CALL_SECONDS)
+
+    def make(self, round: int, record: Record, owner: PeerId, on_piece: Callable[[], None], *, without: bool) -> None:
+        """Sum this contributor's part, upload it, and point to it. on_piece: called after each piece. without: whether
+        payloads that nobody has count as zeros. Raises Lacking, StorageError."""
+        owners = [update.peer for update in record.updates]
+        index, count = owners.index(owner), len(owners)
+        parts = self._layout.parts(count)
+        first = sum(part.records_bytes for part in parts[:index])
+        payloads = self._payloads(round, record, without)
+        plaintext = bytearray(digest_of(record.theta))
+        for piece in _pieces(parts[index]):
+            updates = self._read(round, payloads, first + len(plaintext) - DIGEST_BYTES, piece, without)
+            plaintext += ops.dense_mean(updates, piece).records
+            on_piece()
+        self._show(round, owner, bytes(plaintext))
+
+    def _show(self, round: int, owner: PeerId, plaintext: bytes) -> None:
+        ledger = self._ledger
+        sealed = seal(plaintext, run=ledger.run, round=round, signer=ledger.group.signer(owner))
+        key = ledger.payload_key(round, owner, sealed.key)
+        ledger.bucket.put(key, sealed.object, timeout_seconds=self._seconds())
+        with suppress(ConfigError):  # this disk is full: then it is fetched
+            keep(cached(self._state.cache, owner, keys.mean(ledger.run, round)), sealed.object)
+        wrapped = ledger.group.wrap(sealed.key, sealed.digest).hex()
+        ours = ledger.create_part(round, owner, MeanPart(envelope=sealed.digest.hex(), key=wrapped))
+        if owner != ledger.me:
+            whose = "in place of" if ours else "after"
+            logger.info("round {round}: summed a part of the mean {whose} its owner", round=round, whose=whose)
+
+    def _payloads(self, round: int, record: Record, without: bool) -> "list[_Payload | None]":
+        """Return what reads each update of the record; None for one that is lost and left out. Raises Lacking."""
+        ledger = self._ledger
+        opened: dict[PeerId, tuple[Envelope, list[bytes]]] = {}
+        num_sections = -(-self._plaintext_bytes // SECTION_BYTES)
+        wanted = []
+        for update in record.updates:
+            pinned = digest_of(update.envelope)
+
+            def accept(data: Data, peer: PeerId = update.peer, pinned: Digest = pinned) -> bool:
+                try:
+                    opened[peer] = parse_sections(bytes(data), pinned)
+                except InvalidMessage:
+                    return False
+                return len(opened[peer][1]) == num_sections
+
+            key = keys.sections(ledger.payload_key(round, update.peer, ledger.key_of(update)))
+            size = ENVELOPE_BYTES + DIGEST_BYTES * num_sections
+            wanted.append(Wanted(update.peer, (Source(lambda: ledger.bucket, key),), size, accept))
+        found = self._gather(wanted)
+        _require(round, found, without)
+        return [
+            _Payload(
+                update.peer,
+                Source(lambda: ledger.bucket, key),
+                *opened[update.peer],
+                ledger.key_of(update),
+                self._plaintext_bytes,
+            )
+            if not isinstance(found[update.peer], Fault)
+            else None
+            for update in record.updates
+            for key in [ledger.payload_key(round, update.peer, ledger.key_of(update))]
+        ]
+
+    def _read(
+        self, round: int, payloads: "Sequence[_Payload | None]", first: int, piece: DenseLayout, without: bool
+    ) -> list[Update | None]:
+        """Return each payload's piece, whose records begin at byte `first` of all; None for one that does not parse."""
+        found = self._gather([wanted for one in payloads if one and (wanted := one.wanted(first, piece)) is not None])
+        _require(round, found, without)
+        return [
+            one.update(first, piece) if one is not None and not isinstance(found.get(one.peer), Fault) else None
+            for one in payloads
+        ]
+
+    def _gather(self, wanted: Sequence[Wanted]) -> Mapping[PeerId, Data | Fault]:
+        if not wanted:
+            return {}
+        return gather(wanted, timeout_seconds=self._seconds(), max_threads=MAX_THREADS, time=self._ledger.time)
+
+    @property
+    def _plaintext_bytes(self) -> int:
+        return DIGEST_BYTES + self._layout.records_bytes
+
+
+class _Payload:
+    """A sealed update that is read section after section, in order."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        source: Source,
+        envelope: Envelope,
+        leaves: Sequence[bytes],
+        key: bytes,
+        plaintext_bytes: int,
+    ) -> None:
+        self.peer, self._source, self._envelope, self._leaves, self._key = peer, source, envelope, leaves, key
+        self._bytes = plaintext_bytes
+        self._opens = sha256(key).digest() == envelope.key_hash
+        self._have: dict[int, memoryview] = {}
+        """Sections in clear."""
+
+    def wanted(self, first: int, piece: DenseLayout) -> Wanted | None:
+        """Return the request for the sections that the piece needs and that are not here."""
+        needed = _sections(first, piece) if self._opens else range(0)
+        self._have = {at: data for at, data in self._have.items() if at in needed}
+        missing = [at for at in needed if at not in self._have]
+        if not missing:
+            return None
+        begin, end = missing[0] * SECTION_BYTES, min((missing[-1] + 1) * SECTION_BYTES, self._bytes)
+
+        def accept(data: Data) -> bool:
+            checked = list(zip(missing, sections(data), strict=True))
+            if any(leaf(section) != self._leaves[at] for at, section in checked):
+                return False
+            for at, section in checked:
+                self._have[at] = unseal_from(at * SECTION_BYTES, self._envelope, self._key, section)
+            return True
+
+        part = ENVELOPE_BYTES + begin, end - begin
+        return Wanted(self.peer, (self._source,), ENVELOPE_BYTES + self._bytes, accept, part=part)
+
+    def update(self, first: int, piece: DenseLayout) -> Update | None:
+        """Return the update within the piece; None if it does not parse."""
+        if not self._opens:
+            return None
+        needed = _sections(first, piece)
+        data = b"".join(self._have[at] for at in needed)
+        begin = first - needed[0] * SECTION_BYTES
+        try:  # the parser skips as many bytes as a plaintext's digest has: those before the piece's records
+            return ops.parse(memoryview(data)[begin : begin + DIGEST_BYTES + piece.records_bytes], piece)
+        except InvalidSubmission:
+            return None
+
+
+def _pieces(part: DenseLayout) -> Iterator[DenseLayout]:
+    """Yield the part's layout in pieces of about PIECE_BYTES, in order; none for an empty one."""
+    if part.num_chunks:
+        yield from part.parts(-(-part.records_bytes // PIECE_BYTES))
+
+
+def _sections(first: int, piece: DenseLayout) -> range:
+    """Return the sections of a plaintext in which the piece's records lie, and as many bytes before them as its digest
+    has. first: of all records' bytes."""
+    end = first + DIGEST_BYTES + piece.records_bytes
+    return range(first // SECTION_BYTES, -(-end // SECTION_BYTES))
+
+
+def _require(round: int, found: Mapping[PeerId, Data | Fault], without: bool) -> None:
+    lacking = {peer: one for peer, one in found.items() if isinstance(one, Fault)}
+    if lacking and not (without and all(one.kind in ("missing", "mismatch", "wrong_size") for one in lacking.values())):
+        detail = next(iter(lacking.values())).detail
+        told = f"round {round}: {len(lacking)} of {len(found)} payloads could not be read ({detail})"
+        raise Lacking(round, list(lacking), told)
