@@ -26,9 +26,9 @@ def members_payload(run: Digest, round: int, member: PeerId, key_hash: bytes) ->
     return f"{payload(run, round)}/{member.hex()}/{key_hash.hex()}"
 
 
-def sections(payload_key: str) -> str:
-    """A sealed update's envelope and the hashes of its sections, so that a part of it can be read and checked alone."""
-    return f"{payload_key}-sections"
+def blocks(payload_key: str) -> str:
+    """A sealed update's envelope and the leaves of its blocks, so that a part of it can be read and checked alone."""
+    return f"{payload_key}-blocks"
 
 
 def mean_part(run: Digest, round: int, owner: PeerId) -> str:

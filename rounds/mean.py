@@ -34,9 +34,9 @@ class Mean:
         self._member, self._layout = member, layout
         self._maker = MeanMaker(member.ledger, member.state, layout, member.seconds_to_send)
 
-    def publish_sections(self, round: int, sealed: SealedRound) -> None:
+    def publish_blocks(self, round: int, sealed: SealedRound) -> None:
         """Let others read parts of our sealed update."""
-        self._maker.publish_sections(round, sealed.object, sealed.key)
+        self._maker.publish_blocks(round, sealed.object, sealed.key)
 
     def parts(self, round: int, record: Record) -> dict[PeerId, MeanPart]:
         """Return all parts of the round's mean by owner, once they are there; their objects are fetched meanwhile.

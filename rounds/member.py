@@ -232,7 +232,7 @@ class Member:
         self.pulse.phase = "send"
         self.work.publish(round, sealed, self.seconds_to_send)
         if self.mean is not None:
-            self.mean.publish_sections(round, sealed)
+            self.mean.publish_blocks(round, sealed)
 
     def claim(self, round: int, sealed: SealedRound) -> None:
         """Say that our update is there, with what opens it."""

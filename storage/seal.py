@@ -8,7 +8,7 @@ envelope's Merkle root does. May not parse the plaintext (sparseloco/wire.py doe
 import hmac
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -18,13 +18,16 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import SECTION_BYTES, leaf, leaves, root, sections, sections_root
+from protocol.merkle import SECTION_BYTES, leaf, leaves, root, sections_root
 from protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelope
 from protocol.ports import Signer, Verify
-from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
+from protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, Digest, PeerId, Reason
 
 _BLOCK_BYTES = 16
 _PIECE_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
+"""What a part of a sealed object is read and checked by: less than a Merkle section, since parts may be small."""
+_BLOCKS = b"murmur blocks"
 _SPARE_BYTES = _BLOCK_BYTES - 1
 """One byte less than a block: spare room that the cipher requires behind its output."""
 
@@ -133,21 +136,30 @@ def unseal_from(first: int, envelope: Envelope, key: bytes, ciphertext: bytes | 
     return plaintext.data.toreadonly()
 
 
-def sections_of(data: bytes | memoryview, threads: int = 1) -> bytes:
-    """Return a sealed object's envelope and the leaves of its ciphertext's sections: with them a section can be checked
-    alone."""
-    return b"".join((data[:ENVELOPE_BYTES], *leaves(sections(memoryview(data)[ENVELOPE_BYTES:]), threads)))
+def blocks_of(data: bytes | memoryview, signer: Signer, threads: int = 1) -> bytes:
+    """Return a sealed object's envelope, our signature, and the leaves of its ciphertext's blocks of 1 MiB: with them a
+    part of the object can be read and checked alone."""
+    envelope, ciphertext = bytes(data[:ENVELOPE_BYTES]), memoryview(data)[ENVELOPE_BYTES:]
+    hashes = b"".join(leaves(blocks(ciphertext), threads))
+    return envelope + signer.sign(_BLOCKS + envelope + hashes) + hashes
 
 
-def parse_sections(data: bytes, pinned: Digest) -> tuple[Envelope, list[bytes]]:
-    """Return the envelope with this digest, and the leaves of its sections. Raises InvalidMessage."""
-    if sha256(data[:ENVELOPE_BYTES]).digest() != pinned:
-        raise InvalidMessage("sections: they begin with another envelope")
-    envelope, rest = parse_envelope(data[:ENVELOPE_BYTES]), data[ENVELOPE_BYTES:]
-    found = [rest[at : at + DIGEST_BYTES] for at in range(0, len(rest), DIGEST_BYTES)]
-    if root(found) != envelope.root:
-        raise InvalidMessage("sections: they do not hash to the envelope's root")
-    return envelope, found
+def parse_blocks(data: bytes, pinned: Digest, peer: PeerId, verify: Verify) -> tuple[Envelope, list[bytes]]:
+    """Return the envelope with this digest, and the leaves of its ciphertext's blocks, as `peer` signed them. Raises
+    InvalidMessage."""
+    envelope, rest = data[:ENVELOPE_BYTES], data[ENVELOPE_BYTES:]
+    signature, hashes = rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:]
+    if sha256(envelope).digest() != pinned:
+        raise InvalidMessage("blocks: they belong to another envelope")
+    if not verify(peer, _BLOCKS + envelope + hashes, signature):
+        raise InvalidMessage("blocks: their member has not signed them")
+    return parse_envelope(envelope), [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES)]
+
+
+def blocks(data: bytes | memoryview) -> Iterator[memoryview]:
+    """Yield the data's blocks, the last one shorter."""
+    view = memoryview(data)
+    return (view[at : at + BLOCK_BYTES] for at in range(0, len(view), BLOCK_BYTES))
 
 
 def open_sealed(data: bytes | memoryview) -> tuple[Envelope, memoryview]:

@@ -36,11 +36,12 @@ def member_phases(setting: MemberSetting) -> tuple[Phase, ...]:
     """Return the phases of rounds/member.py Member.take_part, beginning with the payloads of the previous record."""
     sizes, rules = setting.sizes, setting.spec.cluster
     download, meanwhile = setting.downloaded()
+    summed = setting.spec.exchange == "int8"
     # One of all members uploads a checkpoint.
     turns = setting.spec.checkpoint_rounds * setting.members
     return (
         Phase("swap", setting.swap(), ()),
-        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),
+        Phase("open payloads", setting.opened(sizes.opened, 1, FETCH_THREADS)),
         *setting.applied(),
         Phase("save own state", setting.saved(sizes.own), ("theta digest",)),
         setting.snapshot(),
@@ -52,9 +53,25 @@ def member_phases(setting: MemberSetting) -> tuple[Phase, ...]:
         Phase("publish", setting.shown(), ("save sealed", "upload ahead")),
         Phase("claim", (Work(1, "call"),)),
         Phase("see claims", (Work(rules.beat_seconds / 2, "wait"),)),
-        Phase("download", download, beside=meanwhile),
+        *(() if summed else (Phase("download", download, beside=meanwhile),)),
         Phase("close", (Work(CLOSE_CALLS, "call"), Work(rules.beat_seconds / 2, "wait")), ("see claims",)),
+        *(_summed(setting) if summed else ()),
         Phase("follow", (), ("download", "close")),
+    )
+
+
+def _summed(setting: MemberSetting) -> tuple[Phase, ...]:
+    """Return the phases from the record on in the int8 exchange (rounds/mean.py): each member sums one part."""
+    sizes, rules = setting.sizes, setting.spec.cluster
+    payload, part = sizes.payload, sizes.payload // setting.members
+    others, threads = payload - part, setting.openers
+    return (
+        Phase("read parts", (Work(others, "down"),), ("close",), beside=(Work(payload, "hash", FETCH_THREADS),)),
+        Phase("sum", (Work(payload, "cipher"), Work(payload, "apply", setting.threads))),
+        Phase("seal part", (Work(part, "cipher"), Work(part, "hash"))),
+        Phase("upload part", (Work(part, "up"), Work(2, "call"))),
+        Phase("see parts", (Work(rules.beat_seconds / 2, "wait"), Work(1, "call"))),
+        Phase("download", (Work(others, "down"),), beside=(Work(others, "write"), Work(others, "hash", threads))),
     )
 
 
@@ -70,8 +87,16 @@ class ClusterPlan(TrainerPlan):
         return MemberSetting(self.spec, self.gpus, self.rates.threads, self.on_gpu, self.has_data, self.members)
 
     @property
+    def upload_seconds(self) -> float:
+        """Of the payload; in the int8 exchange, also of the member's part of the mean."""
+        part = self.payload_bytes // self.members if self.spec.exchange == "int8" else 0
+        return self.rates.up.seconds(self.payload_bytes + part, 1)
+
+    @property
     def download_bytes(self) -> int:
-        """Bytes of the other members' payloads."""
+        """Bytes of the other members' payloads; in the int8 exchange, of one part of each, and of the others' sums."""
+        if self.spec.exchange == "int8":
+            return 2 * (self.payload_bytes - self.payload_bytes // self.members)
         return (self.members - 1) * self.payload_bytes
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -127,9 +152,10 @@ class ClusterPlan(TrainerPlan):
 
     @property
     def bucket_bytes(self) -> int:
-        """Most bytes in the bucket, without the data set: the payloads kept, and each member's newest checkpoint."""
-        kept = self.spec.cluster.keep_rounds + 1
-        return self.members * (kept * self.payload_bytes + self.setting.sizes.model)
+        """Most bytes in the bucket, without the data set: the payloads and means kept, and each member's newest
+        checkpoint."""
+        kept, means = self.spec.cluster.keep_rounds + 1, int(self.spec.exchange == "int8")
+        return kept * (self.members + means) * self.payload_bytes + self.members * self.setting.sizes.model
 
     # --- disk ----------------------------------------------------------------------------------------------------
 

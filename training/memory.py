@@ -41,6 +41,9 @@ SLAB_BYTES = 1 << 28
 PLACE_BYTES = 8
 """Bytes of a value's position, on its way to a GPU (sparseloco/outer.py moves)."""
 
+SUMMED_BYTES = 66 << 20
+"""Most bytes of each payload that are held while a part of the mean is summed (node/cluster/mean_parts.py)."""
+
 RECENT_ROUNDS = 4
 """Rounds whose payloads stay on disk for other nodes after a snapshot replaced them (node/state/redo_log.py)."""
 
@@ -267,14 +270,16 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
     held = always | areas
     gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}
-    opened = {"payloads": sizes.contributors * payload}
+    opened = {"payloads": sizes.opened * payload}
     # One tensor's values above the norms that an outer step applies, listed before and after the restraint.
     kept_back = 0 if dense else 2 * 2 * (PLACE_BYTES + FP32) * _most_values(sizes.spec)
-    opened |= {"mean": payload} if dense else {}
+    # Blocks of every payload, sealed, open and joined; the part of the mean, its sealed object, and copies of both.
+    summed = 3 * sizes.contributors * min(payload, SUMMED_BYTES) + 4 * payload // sizes.contributors
     return {
         COMPUTING: held | trained | gradients,
         "compress": held | trained | sealed | {"kept_back": kept_back},
         "swap": held | trained | sealed,
+        **({"sum a part": held | trained | {"payloads": summed}} if dense else {}),
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in areas if name != "spare"},
     }
@@ -318,10 +323,10 @@ def trainer_disk(sizes: Trainer) -> dict[str, int]:
     return _consensus_disk(sizes) | {
         "own_state": 2 * sizes.own,
         "sealed": 2 * sizes.payload,
-        "cache": sizes.contributors * sizes.payload,
+        "cache": sizes.opened * sizes.payload,
     }
 
 
 def _consensus_disk(sizes: Trainer) -> dict[str, int]:
     rounds = sizes.spec.checkpoint_rounds + RECENT_ROUNDS
-    return {"snapshot": 2 * sizes.consensus, "log": rounds * sizes.contributors * sizes.payload}
+    return {"snapshot": 2 * sizes.consensus, "log": rounds * sizes.opened * sizes.payload}

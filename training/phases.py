@@ -227,7 +227,7 @@ class TrainerSetting(ABC):
     def stepped(self) -> tuple[Phase, ...]:
         """training/replica.py outer_step."""
         sizes = self.sizes
-        contributed = sizes.contributors * sizes.payload
+        contributed = sizes.opened * sizes.payload
         return (
             Phase("outer step", (self.copied(sizes.model), Work(contributed, "apply", self.threads))),
             Phase("load weights", (self.to_device(sizes.model),)),

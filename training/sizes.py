@@ -118,6 +118,11 @@ class MemberSizes(TrainingSizes):
 
     contributors: int
 
+    @property
+    def opened(self) -> int:
+        """Payloads' worth of updates that an outer step opens: in the int8 exchange, the parts of the mean."""
+        return 1 if self.spec.exchange == "int8" else self.contributors
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes(TrainingSizes):
@@ -129,6 +134,11 @@ class Sizes(TrainingSizes):
     def contributors(self) -> int:
         """Peers that contribute to a full round."""
         return self.spec.gauntlet.contributors
+
+    @property
+    def opened(self) -> int:
+        """Payloads that an outer step opens."""
+        return self.contributors
 
     @property
     def gathered(self) -> int:

@@ -1,7 +1,7 @@
 """Parts of a round's mean (int8): each contributor sums one part of all payloads, and everybody reads the sums.
 
 A member thus moves two payloads up and down in all, however many members there are. Members read only their part of
-the others' payloads: the 16 MiB sections in which it lies, each checked by itself. A part is sealed like a payload, and
+the others' payloads: the blocks of 1 MiB in which it lies, each checked by itself. A part is sealed like a payload, and
 its owner's pointer to it is created once. Another member may make it: the result is the same (sparseloco/dense.py).
 """
 
@@ -19,15 +19,15 @@ from protocol import keys
 from protocol.cluster import MeanPart, Record, digest_of
 from protocol.errors import ConfigError, InvalidMessage, InvalidSubmission
 from protocol.layout import DenseLayout
-from protocol.merkle import SECTION_BYTES, leaf, sections
+from protocol.merkle import leaf
 from protocol.messages import ENVELOPE_BYTES, Envelope
-from protocol.types import DIGEST_BYTES, Digest, PeerId
+from protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.resume import keep
-from storage.seal import parse_sections, seal, sections_of, unseal_from
+from storage.seal import BLOCK_BYTES, blocks, blocks_of, parse_blocks, seal, unseal_from
 
 PIECE_BYTES = 64 << 20
 """Of each payload, at most so much is in memory at a time."""
@@ -39,11 +39,11 @@ class MeanMaker:
     def __init__(self, ledger: Ledger, state: NodeState, layout: DenseLayout, seconds: Callable[[], float]) -> None:
         self._ledger, self._state, self._layout, self._seconds = ledger, state, layout, seconds
 
-    def publish_sections(self, round: int, object: Digest, key: bytes) -> None:
+    def publish_blocks(self, round: int, object: Digest, key: bytes) -> None:
         """Publish what lets others read parts of our sealed update, which is saved under the digest `object`."""
         ledger, data = self._ledger, self._state.store.read(object)
-        found = sections_of(data, open_threads(self._state.first))
-        ledger.bucket.put(keys.sections(ledger.payload_key(round, ledger.me, key)), found, timeout_seconds=CALL_SECONDS)
+        found = blocks_of(data, ledger.group.signer(ledger.me), open_threads(self._state.first))
+        ledger.bucket.put(keys.blocks(ledger.payload_key(round, ledger.me, key)), found, timeout_seconds=CALL_SECONDS)
 
     def make(self, round: int, record: Record, owner: PeerId, on_piece: Callable[[], None], *, without: bool) -> None:
         """Sum this contributor's part, upload it, and point to it. on_piece: called after each piece. without: whether
@@ -77,20 +77,20 @@ class MeanMaker:
         """Return what reads each update of the record; None for one that is lost and left out. Raises Lacking."""
         ledger = self._ledger
         opened: dict[PeerId, tuple[Envelope, list[bytes]]] = {}
-        num_sections = -(-self._plaintext_bytes // SECTION_BYTES)
+        num_blocks = -(-self._plaintext_bytes // BLOCK_BYTES)
         wanted = []
         for update in record.updates:
             pinned = digest_of(update.envelope)
 
             def accept(data: Data, peer: PeerId = update.peer, pinned: Digest = pinned) -> bool:
                 try:
-                    opened[peer] = parse_sections(bytes(data), pinned)
+                    opened[peer] = parse_blocks(bytes(data), pinned, peer, ledger.group.verify)
                 except InvalidMessage:
                     return False
-                return len(opened[peer][1]) == num_sections
+                return len(opened[peer][1]) == num_blocks
 
-            key = keys.sections(ledger.payload_key(round, update.peer, ledger.key_of(update)))
-            size = ENVELOPE_BYTES + DIGEST_BYTES * num_sections
+            key = keys.blocks(ledger.payload_key(round, update.peer, ledger.key_of(update)))
+            size = ENVELOPE_BYTES + SIGNATURE_BYTES + DIGEST_BYTES * num_blocks
             wanted.append(Wanted(update.peer, (Source(lambda: ledger.bucket, key),), size, accept))
         found = self._gather(wanted)
         _require(round, found, without)
@@ -130,7 +130,7 @@ class MeanMaker:
 
 
 class _Payload:
-    """A sealed update that is read section after section, in order."""
+    """A sealed update that is read block after block, in order."""
 
     def __init__(
         self,
@@ -145,23 +145,23 @@ class _Payload:
         self._bytes = plaintext_bytes
         self._opens = sha256(key).digest() == envelope.key_hash
         self._have: dict[int, memoryview] = {}
-        """Sections in clear."""
+        """Blocks in clear."""
 
     def wanted(self, first: int, piece: DenseLayout) -> Wanted | None:
-        """Return the request for the sections that the piece needs and that are not here."""
-        needed = _sections(first, piece) if self._opens else range(0)
+        """Return the request for the blocks that the piece needs and that are not here."""
+        needed = _blocks(first, piece) if self._opens else range(0)
         self._have = {at: data for at, data in self._have.items() if at in needed}
         missing = [at for at in needed if at not in self._have]
         if not missing:
             return None
-        begin, end = missing[0] * SECTION_BYTES, min((missing[-1] + 1) * SECTION_BYTES, self._bytes)
+        begin, end = missing[0] * BLOCK_BYTES, min((missing[-1] + 1) * BLOCK_BYTES, self._bytes)
 
         def accept(data: Data) -> bool:
-            checked = list(zip(missing, sections(data), strict=True))
-            if any(leaf(section) != self._leaves[at] for at, section in checked):
+            checked = list(zip(missing, blocks(data), strict=True))
+            if any(leaf(block) != self._leaves[at] for at, block in checked):
                 return False
-            for at, section in checked:
-                self._have[at] = unseal_from(at * SECTION_BYTES, self._envelope, self._key, section)
+            for at, block in checked:
+                self._have[at] = unseal_from(at * BLOCK_BYTES, self._envelope, self._key, block)
             return True
 
         part = ENVELOPE_BYTES + begin, end - begin
@@ -171,9 +171,9 @@ class _Payload:
         """Return the update within the piece; None if it does not parse."""
         if not self._opens:
             return None
-        needed = _sections(first, piece)
+        needed = _blocks(first, piece)
         data = b"".join(self._have[at] for at in needed)
-        begin = first - needed[0] * SECTION_BYTES
+        begin = first - needed[0] * BLOCK_BYTES
         try:  # the parser skips as many bytes as a plaintext's digest has: those before the piece's records
             return ops.parse(memoryview(data)[begin : begin + DIGEST_BYTES + piece.records_bytes], piece)
         except InvalidSubmission:
@@ -186,11 +186,11 @@ def _pieces(part: DenseLayout) -> Iterator[DenseLayout]:
         yield from part.parts(-(-part.records_bytes // PIECE_BYTES))
 
 
-def _sections(first: int, piece: DenseLayout) -> range:
-    """Return the sections of a plaintext in which the piece's records lie, and as many bytes before them as its digest
+def _blocks(first: int, piece: DenseLayout) -> range:
+    """Return the blocks of a plaintext in which the piece's records lie, and as many bytes before them as its digest
     has. first: of all records' bytes."""
     end = first + DIGEST_BYTES + piece.records_bytes
-    return range(first // SECTION_BYTES, -(-end // SECTION_BYTES))
+    return range(first // BLOCK_BYTES, -(-end // BLOCK_BYTES))
 
 
 def _require(round: int, found: Mapping[PeerId, Data | Fault], without: bool) -> None:

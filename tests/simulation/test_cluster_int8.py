@@ -10,10 +10,9 @@ import pytest
 from node.cluster import mean_parts
 from node.fetch.opening import open_payload
 from node.state.node_state import NodeState
-from protocol import keys, merkle
+from protocol import keys
 from protocol.cluster import Claim, ClusterOuter, ClusterSpec, Contribution, MeanPart, digest_of
 from protocol.layout import DenseLayout
-from protocol.merkle import SECTION_BYTES
 from protocol.types import Digest, PeerId
 from simulation import cluster as simulated
 from simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
@@ -22,6 +21,7 @@ from simulation.store import Call
 from sparseloco import ops
 from sparseloco.update import Update
 from storage import seal
+from storage.seal import BLOCK_BYTES
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
 from tests.simulation.test_cluster_requests import owner
 from training.replica import VELOCITY
@@ -202,21 +202,21 @@ def test_parts_that_the_store_loses_are_put_back(watched: Watched, what: str) ->
     assert (late.name, "applied", 3) in [event[:3] for event in watched.events[began:]]
 
 
-@pytest.mark.parametrize("section_bytes", [SECTION_BYTES, 16])
+@pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, 16])
 def test_the_parts_are_the_mean_of_all_payloads(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, section_bytes: int
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
-    """Also where a part lies in several sections, and is summed piece by piece."""
-    for module in (merkle, seal, mean_parts):
-        monkeypatch.setattr(module, "SECTION_BYTES", section_bytes)
-    monkeypatch.setattr(mean_parts, "PIECE_BYTES", 2 * section_bytes)
+    """Also where a part lies in several blocks, and is summed piece by piece."""
+    for module in (seal, mean_parts):
+        monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(mean_parts, "PIECE_BYTES", 2 * block_bytes)
     cluster, objects = watched.cluster, watched.cluster.store.buckets[BUCKET]
     cluster.begin()
     watched.play(has_records(watched, 4))
     cluster.close()
     layout, ledger = cluster.spec.layout, owner(cluster)
     assert isinstance(layout, DenseLayout)
-    assert section_bytes > 16 or layout.records_bytes > 10 * section_bytes
+    assert block_bytes > 16 or layout.records_bytes > 10 * block_bytes
     for round, record in enumerate(watched.records()[:3]):
         parts = ledger.mean_parts(round, list(record.claims))
 

@@ -12,10 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import SECTION_BYTES, leaf, sections, sections_root
+from protocol.merkle import SECTION_BYTES, leaf, sections_root
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.types import Digest, PeerId, Reason
-from storage.seal import Sealed, Sealing, matches, open_sealed, parse_sections, seal, sections_of, unseal, unseal_from
+from storage.seal import (
+    BLOCK_BYTES,
+    Sealed,
+    Sealing,
+    blocks,
+    blocks_of,
+    matches,
+    open_sealed,
+    parse_blocks,
+    seal,
+    unseal,
+    unseal_from,
+)
 
 RUN = Digest(bytes(range(32)))
 KEY = bytes(range(100, 132))
@@ -165,26 +177,30 @@ def test_a_section_that_was_never_added_is_our_bug() -> None:
 # --- parts of a sealed object ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 32, SECTION_BYTES, 2 * SECTION_BYTES + 5])
-def test_a_section_is_checked_and_opened_alone(size: int) -> None:
+def signed(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    return signature == hashlib.sha512(peer + message).digest()
+
+
+@pytest.mark.parametrize("size", [0, 32, BLOCK_BYTES, 2 * BLOCK_BYTES + 5])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_block_is_checked_and_opened_alone(size: int, threads: int) -> None:
     plaintext = bytes(bytearray(range(256)) * (size // 256 + 1))[:size]
-    found = sealed(plaintext)
-    envelope, leaves = parse_sections(sections_of(found.object), found.digest)
+    found, signer = sealed(plaintext), TestSigner()
+    envelope, leaves = parse_blocks(blocks_of(found.object, signer, threads), found.digest, signer.peer, signed)
     assert envelope == parse_envelope(found.envelope)
-    assert len(leaves) == -(-size // SECTION_BYTES)
-    for at, section in enumerate(sections(found.ciphertext)):
-        first = at * SECTION_BYTES
-        assert leaf(section) == leaves[at]
-        assert unseal_from(first, envelope, KEY, section) == plaintext[first : first + SECTION_BYTES]
+    assert len(leaves) == -(-size // BLOCK_BYTES)
+    for at, block in enumerate(blocks(found.ciphertext)):
+        first = at * BLOCK_BYTES
+        assert leaf(block) == leaves[at]
+        assert unseal_from(first, envelope, KEY, block) == plaintext[first : first + BLOCK_BYTES]
 
 
-def test_leaves_of_another_object_are_refused() -> None:
-    mine, other = sealed(b"x" * 100), sealed(b"y" * 100)
-    for data in (
-        other.envelope,
-        mine.envelope[:50],
-        mine.envelope + other.object[:32],
-        sections_of(mine.object) + b"x",
-    ):
+def test_blocks_of_another_object_or_member_are_refused() -> None:
+    signer, mine, other = TestSigner(), sealed(b"x" * 100), sealed(b"y" * 100)
+    good, foreign = blocks_of(mine.object, signer), blocks_of(other.object, signer)
+    swapped = mine.envelope + foreign[len(mine.envelope) :]
+    for data in (b"", mine.envelope, foreign, swapped, good[:-1], good + bytes(32)):
         with pytest.raises(InvalidMessage):
-            parse_sections(data, mine.digest)
+            parse_blocks(data, mine.digest, signer.peer, signed)
+    with pytest.raises(InvalidMessage):
+        parse_blocks(good, mine.digest, TestSigner(b"other").peer, signed)
