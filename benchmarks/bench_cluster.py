@@ -8,8 +8,9 @@ the same faults.
 
 *exchange*: members (neurons/member.py) behind proxies (localnet/links.py) that give each an uplink and a downlink of
 `--mbps`. Measured is the time from the compressed update of the member that is last with it until all members have
-applied the record. The bound is what the links alone take where all members end at once: W payloads of S bytes,
-W * S / rate (one up, W - 1 down, one after the other). The plan is `murmur plan --members`, by this machine's own rates
+applied the record. The bound is what the links alone take where all members end at once, one transfer after the other:
+W * S / rate for payloads of S bytes (one up, W - 1 down). With `--exchange int8` each member sums a part for all: 1 + 1/W
+up and 2 (W - 1)/W down, so (3 - 1/W) * S / rate. The plan is `murmur plan --members`, by this machine's own rates
 as one process on each processor finds them. Where the members end far apart (`spread_seconds`), the last one finds the
 others' payloads here already. The exit status is 1 when the median is over 1.15 of the bound or more than 10 % from the
 plan.
@@ -99,17 +100,18 @@ def ensure(
 
 
 def exchange(options: argparse.Namespace) -> list[Row]:
-    from cluster_exchange import TABLE, measure
+    from cluster_exchange import TABLES, measure
 
     if options.members < 2 or options.rounds < 2:
         raise ConfigError("two members and two rounds are the least: the first round does not count")
-    settings = {"part": "exchange", "spec": mark(TABLE), "members": options.members, "mbps": options.mbps}
+    table = TABLES[options.exchange]
+    settings = {"part": "exchange", "spec": mark(table), "members": options.members, "mbps": options.mbps}
     settings["rounds"] = options.rounds
     return [
         ensure(
             options.rows,
             settings,
-            lambda folder: measure(folder, options.members, options.rounds, options.mbps, say),
+            lambda folder: measure(folder, table, options.members, options.rounds, options.mbps, say),
             options.folder,
         )
     ]
@@ -222,6 +224,7 @@ Columns = Mapping[str, Callable[[Row], Any]]
 
 EXCHANGE_COLUMNS: Columns = {
     "Mb/s": lambda row: row["settings"]["mbps"],
+    "exchange": lambda row: row["result"].get("exchange", "sparse"),
     "members": lambda row: row["settings"]["members"],
     "payload, MB": lambda row: f"{row['result']['payload_bytes'] / 1e6:.2f}",
     "bound, s": lambda row: row["result"]["bound_seconds"],
@@ -300,6 +303,7 @@ def main() -> int:
         return part
 
     first = add("exchange", exchange, "one outer step's exchange beside its bound and its plan")
+    first.add_argument("--exchange", choices=["sparse", "int8"], default="sparse", help="(default %(default)s)")
     first.add_argument("--members", type=int, default=4, help="(default %(default)s)")
     first.add_argument("--rounds", type=int, default=9, help="the first does not count (default %(default)s)")
     third = add("soak", soak, "a long time under faults")

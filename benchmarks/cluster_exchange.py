@@ -47,6 +47,8 @@ TABLE: Mapping[str, Any] = {
 }
 """A payload of 2 MB: half of all values are sent, so that few have to be trained. Few inner steps, so that members that
 share processors end them at about the same time."""
+INT8: Mapping[str, Any] = {**TABLE, "outer": {"alpha": 0.7, "momentum": 0.9}, "cluster": {"exchange": "int8"}}
+TABLES = {"sparse": TABLE, "int8": INT8}
 PHASES = ("compress", "seal", "save", "upload", "wait", "download", "apply")
 ON_THE_LINK = ("upload", "wait", "download")
 """Others' payloads come while a member waits for the record."""
@@ -122,17 +124,17 @@ def planned_seconds(plan: ClusterPlan) -> float:
     return timed["follow"].ends - timed["compress"].ends + applying
 
 
-def measure(folder: Path, members: int, rounds: int, mbps: float, say: Say) -> dict[str, Any]:
-    """Play so many rounds and compare them, but for the first, with bound and plan."""
+def measure(folder: Path, table: Mapping[str, Any], members: int, rounds: int, mbps: float, say: Say) -> dict[str, Any]:
+    """Play so many rounds of this spec and compare them, but for the first, with bound and plan."""
     path = folder / "spec.toml"
-    path.write_text(to_toml(TABLE))
+    path.write_text(to_toml(table))
     at_once = min(members, os.cpu_count() or 1)
     say(f"measuring this machine, {at_once} processes at once")
     rates = measured_rates(path, at_once, "--members", str(members))
     processes, names = demo.prepare(folder), [f"member-{number}" for number in range(1, members + 1)]
     links: Links | None = None
     try:
-        token, spec = demo.set_up(folder, processes, 0, dict(TABLE), say)
+        token, spec = demo.set_up(folder, processes, 0, dict(table), say)
         links, data = Links(token.endpoint, names), text_data(say)
         for name in names:
             links.slow(name, mbps * 1e6 / 8, mbps * 1e6 / 8)
@@ -182,10 +184,11 @@ def compared(rounds: Sequence[Exchange], plan: ClusterPlan, mbps: float) -> dict
     whole = [one for one in rounds if one.members == plan.members]
     if not whole:
         raise ConfigError("no round after the first has a record that names all members: see the members' logs")
-    bound = plan.members * plan.payload_bytes / (mbps * 1e6 / 8)
+    bound = (plan.upload_bytes + plan.download_bytes) / (mbps * 1e6 / 8)
     seconds = [one.seconds for one in whole]
     planned = planned_seconds(plan)
     return {
+        "exchange": plan.spec.exchange,
         "payload_bytes": plan.payload_bytes,
         "bound_seconds": round(bound, 3),
         "planned_seconds": round(planned, 3),

@@ -1,6 +1,7 @@
 """A member's share in a round's mean (int8): it makes its own part, and those of owners that are gone, and awaits the
 rest (node/cluster/mean_parts.py)."""
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -42,7 +43,7 @@ class Mean:
         """Return all parts of the round's mean by owner, once they are there; their objects are fetched meanwhile.
         Raises Lacking, StorageError."""
         member, began = self._member, self._member.time.now()
-        owners, found = [update.peer for update in record.updates], dict[PeerId, MeanPart]()
+        owners, found, half = [update.peer for update in record.updates], dict[PeerId, MeanPart](), inf
         fetching, told = list[Collection](), TOLD_SECONDS
         try:
             while True:
@@ -58,7 +59,9 @@ class Mean:
                 if member.presence.furthest() > round and (lost := self._still_missing(round, missing)):
                     raise Lacking(round, lost, f"round {round}: the store has lost {len(lost)} parts of its mean")
                 waited = member.time.now() - began
-                ours = [owner for owner in missing if self._is_ours(owner, member.state.saved.link, waited)]
+                if 2 * len(found) > len(owners):
+                    half = min(half, waited)
+                ours = [owner for owner in missing if self._is_ours(owner, member.state.saved.link, waited, half)]
                 if waited >= told:
                     told += TOLD_SECONDS
                     logger.info(
@@ -75,15 +78,16 @@ class Mean:
             for collection in fetching:
                 collection.stop()
 
-    def _is_ours(self, owner: PeerId, link: Digest, waited: float) -> bool:
-        """Whether we make this part: it is ours, or its owner is gone and it is our turn. waited: seconds so far."""
+    def _is_ours(self, owner: PeerId, link: Digest, waited: float, half: float) -> bool:
+        """Whether we make this part: it is ours, or its owner is gone or slow and it is our turn. waited, half: seconds
+        until now, and until more than half of the parts were there. Who needs twice as long is slow."""
         member = self._member
         if owner == member.me:
             return True
-        if owner in member.presence.living():
-            return False
-        order = turns(link, "mean " + owner.hex(), {*member.presence.living(), member.me})
-        return waited >= order.index(member.me) * member.spec.cluster.silent_seconds
+        living = member.presence.living()
+        order = turns(link, "mean " + owner.hex(), (living | {member.me}) - {owner})
+        begins = 2 * half if owner in living else 0.0
+        return waited >= begins + order.index(member.me) * member.spec.cluster.silent_seconds
 
     def _make(self, round: int, record: Record, owner: PeerId, waited: float) -> None:
         member = self._member

@@ -5,7 +5,6 @@ stands in their bucket (node/cluster/ledger.py), and who closes a round is whoev
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from math import inf
 
 from loguru import logger
@@ -19,7 +18,7 @@ from node.cluster.amendments import AmendedSpec
 from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import CALL_SECONDS, Ledger, Patience
 from node.cluster.record_log import RecordLog
-from node.cluster.rejoin import SLOWEST_BYTES, begin, is_shown
+from node.cluster.rejoin import SLOWEST_BYTES, begin
 from node.fetch.opening import open_pinned
 from node.fetch.payloads import Lacking, fetch_pinned
 from node.state.node_state import NodeState
@@ -30,6 +29,7 @@ from protocol.cluster import Claim, ClusterSpec, MeanPart, Record, digest_of
 from protocol.errors import ConfigError, StorageError
 from protocol.layout import DenseLayout
 from protocol.types import Digest, Page, PeerId
+from rounds import ending
 from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
 from rounds.contribution import Diverged, RoundWork
@@ -104,9 +104,9 @@ class Member:
             while not (self.amended.closed or self.drained):
                 self._patiently(self.take_part)
             if self.amended.closed:
-                self.finish()
+                ending.finish(self)
             else:
-                self._say_drained()
+                ending.drain(self)
         finally:
             self.upkeep.end()
             self.pulse.leave()
@@ -406,44 +406,6 @@ class Member:
             self.apply(state.saved.round, record)
             self.upkeep.have()
         self.pulse.round, self.pulse.step = state.saved.round, 0
-
-    # --- ending ------------------------------------------------------------------------------------------------
-
-    def finish(self) -> None:
-        """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it."""
-        state = self.state
-        self.ended_at = self.time.now()
-        state.snapshots.finish()
-        state.snapshots.begin(state.saved.round, state.saved.link, state.replica.consensus_state())
-        state.snapshots.finish()
-        turns = len(self.presence.living()) + 1
-        until = self.ended_at + turns * self.spec.cluster.silent_seconds + 2 * self.checkpoints.shelf.state_seconds()
-        while not (up := self.last_is_up()) and self.time.now() < until:
-            self.time.sleep(self.spec.cluster.beat_seconds)
-        logger.info(
-            "the run is closed: round {round} was its last. theta {theta} is on this disk{there}",
-            round=state.saved.round - 1,
-            theta=state.saved.theta.hex()[:16],
-            there=" and in the bucket, as a checkpoint" if up else ", but no member has uploaded it",
-        )
-
-    def last_is_up(self) -> bool:
-        """Whether somebody shows the last theta; puts it up where that is our turn."""
-        self.checkpoints.look()
-        try:
-            return is_shown(self.ledger, self.state.saved.link)
-        except StorageError as fault:
-            self.patience.failed(fault)
-            return False
-
-    def _say_drained(self) -> None:
-        with suppress(StorageError):
-            self.ledger.left()
-        logger.info(
-            "drained: round {round} was our last one, because of murmur cluster drain. Start this member "
-            "again to take part again",
-            round=self.state.saved.round - 1,
-        )
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""

@@ -87,10 +87,14 @@ class ClusterPlan(TrainerPlan):
         return MemberSetting(self.spec, self.gpus, self.rates.threads, self.on_gpu, self.has_data, self.members)
 
     @property
-    def upload_seconds(self) -> float:
-        """Of the payload; in the int8 exchange, also of the member's part of the mean."""
+    def upload_bytes(self) -> int:
+        """Bytes of the payload; in the int8 exchange, also of the member's part of the mean."""
         part = self.payload_bytes // self.members if self.spec.exchange == "int8" else 0
-        return self.rates.up.seconds(self.payload_bytes + part, 1)
+        return self.payload_bytes + part
+
+    @property
+    def upload_seconds(self) -> float:
+        return self.rates.up.seconds(self.upload_bytes, 1)
 
     @property
     def download_bytes(self) -> int:

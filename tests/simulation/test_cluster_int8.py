@@ -160,6 +160,29 @@ def test_the_part_of_a_member_that_died_is_made_by_another(watched: Watched) -> 
     assert victim.id in watched.records()[2].claims
 
 
+def test_the_part_of_a_slow_member_is_made_by_another(watched: Watched) -> None:
+    cluster, slow, calls = watched.cluster, watched.machine(1), list[Call]()
+    serve = cluster.store.before
+
+    def before(call: Call) -> None:
+        calls.append(call)
+        serve(call)
+
+    def slow_down(machine: Machine, event: str, round: int) -> None:
+        if (event, round) == ("closed", 2) and not slow.slow:
+            watched.witness.fault("link slow", slow, 1e9)
+            slow.slow.append(100.0)
+
+    cluster.store.before, watched.hook = before, slow_down
+    cluster.begin()
+    watched.play(lambda: any(event[1:3] == ("applied", 2) for event in watched.events))
+    cluster.close()
+    pointed = keys.mean_part(cluster.run, 2, slow.id)
+    makers = [call.reader for call in calls if (call.verb, call.key) == ("create", pointed)]
+    assert makers
+    assert makers[0] != slow.name
+
+
 def test_a_payload_that_is_lost_with_its_member_counts_as_zeros(watched: Watched) -> None:
     def lose(victim: Machine) -> None:
         objects = watched.cluster.store.buckets[BUCKET]

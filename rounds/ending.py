@@ -1,0 +1,52 @@
+"""How a cluster's member ends: after the run's last record, or drained."""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from node.cluster.rejoin import is_shown
+from protocol.errors import StorageError
+
+if TYPE_CHECKING:
+    from rounds.member import Member
+
+
+def finish(member: "Member") -> None:
+    """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it."""
+    state, rules = member.state, member.spec.cluster
+    member.ended_at = member.time.now()
+    state.snapshots.finish()
+    state.snapshots.begin(state.saved.round, state.saved.link, state.replica.consensus_state())
+    state.snapshots.finish()
+    turns = len(member.presence.living()) + 1
+    until = member.ended_at + turns * rules.silent_seconds + 2 * member.checkpoints.shelf.state_seconds()
+    while not (up := _last_is_up(member)) and member.time.now() < until:
+        member.time.sleep(rules.beat_seconds)
+    logger.info(
+        "the run is closed: round {round} was its last. theta {theta} is on this disk{there}",
+        round=state.saved.round - 1,
+        theta=state.saved.theta.hex()[:16],
+        there=" and in the bucket, as a checkpoint" if up else ", but no member has uploaded it",
+    )
+
+
+def _last_is_up(member: "Member") -> bool:
+    """Whether somebody shows the last theta; puts it up where that is our turn."""
+    member.checkpoints.look()
+    try:
+        return is_shown(member.ledger, member.state.saved.link)
+    except StorageError as fault:
+        member.patience.failed(fault)
+        return False
+
+
+def drain(member: "Member") -> None:
+    """Take back the request that we leave, which we follow."""
+    with suppress(StorageError):
+        member.ledger.left()
+    logger.info(
+        "drained: round {round} was our last one, because of murmur cluster drain. Start this member "
+        "again to take part again",
+        round=member.state.saved.round - 1,
+    )
