@@ -20,6 +20,9 @@ USUAL_WAIT = 60.0
 AFTERMATH_SECONDS = 60.0
 """What a fault costs the others after it has ended: silence, time-outs, a payload that is sent again."""
 
+MAY_END = ("disk is full", "InUse: ")
+"""Why a member may end by itself: its disk is full, or its process before has not quite ended."""
+
 
 @dataclass
 class Result:
@@ -96,7 +99,9 @@ class ClusterWitness:
             self._up_since[machine.name] = now
         elif event in ("killed", "ended", "leaves"):
             self._up_since.pop(machine.name, None)
-        elif event == "claimed":
+        if event == "ended" and not any(reason in fields["fault"] for reason in MAY_END):
+            self.result.broken.append(f"{machine.name} ended by itself: {fields['fault']}")
+        if event == "claimed":
             self._first_claim.setdefault(round, now)
         elif event == "update_returned":
             self.result.given_back += 1

@@ -196,8 +196,10 @@ class Replica:
             self.reset()
 
     def strike(self, update: Update) -> None:
-        """Remove an update already sent from an error feedback that dates from before its `compress`."""
-        ops.strike(self._errors(), update)
+        """Remove an update already sent from an error feedback that dates from before its `compress`. The int8 exchange
+        has none."""
+        if self.spec.exchange == "sparse":
+            ops.strike(self._errors(), update)
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The

@@ -10,10 +10,12 @@ import pytest
 from node.cluster import mean_parts
 from node.fetch.opening import open_payload
 from node.state.node_state import NodeState
+from node.state.saved import SealedRound
 from protocol import keys
 from protocol.cluster import Claim, ClusterOuter, ClusterSpec, Contribution, MeanPart, digest_of
 from protocol.layout import DenseLayout
 from protocol.types import Digest, PeerId
+from rounds.contribution import RoundWork
 from simulation import cluster as simulated
 from simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
 from simulation.cluster_faults import play
@@ -103,6 +105,29 @@ def test_all_dead_at_once_replay_their_rounds_to_the_same_momentum(tmp_path: Pat
     cluster.close()
     assert_one_history(watched)
     assert [len(record.updates) for record in watched.records()[7:9]] == [3, 3]
+
+
+def test_who_dies_before_its_own_state_is_saved_starts_again(watched: Watched) -> None:
+    """Its sealed update is on the disk, and the inner state is from before it."""
+    cluster, victim, sealed = watched.cluster, watched.machine(1), RoundWork.seal
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+
+    def killed(work: RoundWork, round: int, update: Update, left: Callable[[], float]) -> SealedRound:
+        found = sealed(work, round, update, left)
+        if work.signer.peer == victim.id and victim.up:
+            watched.witness.fault("killed", victim, 60.0)
+            cluster.kill(victim)
+            cluster.start_later(victim)
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RoundWork, "seal", killed)
+        watched.play(has_records(watched, 3))
+    watched.play(has_records(watched, 5))
+    cluster.close()
+    assert_one_history(watched)
+    assert victim.id in watched.records()[4].claims
 
 
 # --- parts of the mean -------------------------------------------------------------------------------------------

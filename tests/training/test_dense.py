@@ -65,6 +65,8 @@ def test_all_of_what_was_learned_is_sent_and_nothing_is_carried_over(
     replica.give_back(update)  # a void round: lost, and no error feedback is made
     assert weights(replica) == bits(dict(replica.theta))
     assert not [name for name in replica.own_state().tensors if name.startswith(ERROR)]
+    replica.strike(update)  # after a restart with an older state of its own
+    assert not [name for name in replica.own_state().tensors if name.startswith(ERROR)]
     other = Replica(spec, replica.theta)
     other.load_own(replica.own_state())
     assert bits(other.own_state().tensors) == bits(replica.own_state().tensors)
