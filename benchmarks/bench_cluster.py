@@ -9,7 +9,7 @@ the same faults.
 *exchange*: members (neurons/member.py) behind proxies (localnet/links.py) that give each an uplink and a downlink of
 `--mbps`. Measured is the time from the compressed update of the member that is last with it until all members have
 applied the record. The bound is what the links alone take where all members end at once, one transfer after the other:
-W * S / rate for payloads of S bytes (one up, W - 1 down). With `--exchange int8` each member sums a part for all, which is
+W * S / rate for payloads of S bytes (one up, W - 1 down). With `--exchange int8` each sums a part for all, which takes
 (3 - 1/W) * S / rate (1 + 1/W up, 2 (W - 1)/W down). The plan is `murmur plan --members`, by this machine's own rates
 as one process on each processor finds them. Where the members end far apart (`spread_seconds`), the last one finds the
 others' payloads here already. The exit status is 1 when the median is over 1.15 of the bound or more than 10 % from the

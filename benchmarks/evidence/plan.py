@@ -100,6 +100,8 @@ class Scale:
 
     name: str
     base: Setting
+    main_seeds: tuple[int, ...]
+    """Of the methods beside one another; all else has `seeds`."""
     seeds: tuple[int, ...]
     kept: tuple[int, ...]
     inner_steps: tuple[int, ...]
@@ -119,6 +121,7 @@ class Scale:
 FULL = Scale(
     "full",
     Setting("sparseloco"),
+    main_seeds=(0, 1, 2, 3, 4),
     seeds=(0, 1, 2),
     kept=(16, 32, 128, 256),
     inner_steps=(20, 30, 60, 120),
@@ -134,6 +137,7 @@ FULL = Scale(
 QUICK = Scale(
     "quick",
     Setting("sparseloco", size="quick", peers=4, sequences=4, inner_steps=10, steps=120, evaluated=64, points=4),
+    main_seeds=(0,),
     seeds=(0,),
     kept=(16, 256),
     inner_steps=(30,),
@@ -149,6 +153,7 @@ QUICK = Scale(
 GPU = Scale(
     "gpu",
     Setting("sparseloco", size="150M", sequences=16, inner_steps=15, steps=300),
+    main_seeds=(0, 1, 2),
     seeds=(0, 1, 2),
     kept=(16, 256),
     inner_steps=(30, 60),
@@ -264,7 +269,7 @@ class Plan:
         return [Line(claim, panel, label, runs, x)] if runs else []
 
     def _main(self) -> list[Line]:
-        return [line for m in NAMES for line in self._line(1, "main", NAMES[m], self._runs(m))]
+        return [line for m in NAMES for line in self._line(1, "main", NAMES[m], self._runs(m, self.scale.main_seeds))]
 
     def _longer(self, num_seeds: int | None = None) -> list[Line]:
         """Few seeds come first, so that a plan that is cut short has something of everything."""

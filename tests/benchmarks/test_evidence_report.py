@@ -173,8 +173,8 @@ def test_the_report_says_what_the_rows_say(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     invented(FULL, path)
     text = report.write(FULL, path, tmp_path).read_text()
-    assert "DDP 2.001 (2.000 to 2.002, 3 seeds)" in text
-    assert "equal tokens: Against DDP it is worse, +10.0 % (+10.0 to +10.0, 3 seeds), with" in text
+    assert "DDP 2.002 (2.000 to 2.004, 5 seeds)" in text
+    assert "equal tokens: Against DDP it is worse, +10.0 % (+10.0 to +10.0, 5 seeds), with" in text
     assert "Without error feedback: loss +10.0 %" in text
     assert (
         "Kept values not quantised: loss +0.0 % (+0.0 to +0.0, 3 seeds) over SparseLoCo as built, no different" in text
