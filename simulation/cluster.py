@@ -13,8 +13,9 @@ from node.cluster.group_keys import Group
 from node.cluster.ledger import Ledger
 from node.state.node_state import NodeState
 from node.state.store import StateStore
-from protocol.cluster import ClusterSpec, ClusterTable
+from protocol.cluster import ClusterOuter, ClusterSpec, ClusterTable
 from protocol.errors import StorageError
+from protocol.spec import Exchange
 from protocol.types import Digest, PeerId
 from rounds.member import Member
 from simulation.clock import Killed, Life
@@ -46,13 +47,13 @@ class Machine(NodeMachine[Member]):
 class Cluster(Machines[Machine]):
     """All members of a run, on one clock. `tell` hears every event of every member, in order."""
 
-    def __init__(self, folder: Path, seed: int, members: int, tell: Told) -> None:
+    def __init__(self, folder: Path, seed: int, members: int, tell: Told, exchange: Exchange = "sparse") -> None:
         super().__init__("cluster", folder, seed, tell)
         self.machines: list[Machine] = []
         self._by_name: dict[str, Machine] = {}
         self.store.log = deque(maxlen=0)
         self.store.before = self._served
-        self.spec = self.found(self.store.bucket(BUCKET, reader="owner"), _spec)
+        self.spec = self.found(self.store.bucket(BUCKET, reader="owner"), partial(_spec, exchange))
         self.run = self.spec.digest
         self.store_dead = 0
         self.store_slow: list[float] = []
@@ -122,7 +123,7 @@ class Cluster(Machines[Machine]):
             raise StorageError(f"{call.verb}: no connection to the endpoint")
 
 
-def _spec(genesis: Digest) -> ClusterSpec:
+def _spec(exchange: Exchange, genesis: Digest) -> ClusterSpec:
     return ClusterSpec(
         name="simulation",
         genesis_checkpoint=genesis.hex(),
@@ -132,7 +133,8 @@ def _spec(genesis: Digest) -> ClusterSpec:
         compression=COMPRESSION,
         inner=inner(STEPS),
         data=DATA,
-        cluster=ClusterTable(keep_rounds=24),
+        outer=ClusterOuter(alpha=0.7, momentum=0.9) if exchange == "int8" else ClusterOuter(),
+        cluster=ClusterTable(keep_rounds=24, exchange=exchange),
     )
 
 

@@ -6,6 +6,7 @@ from math import exp, log
 from pathlib import Path
 from typing import IO
 
+from protocol.spec import Exchange
 from simulation.cluster import Cluster, Machine
 from simulation.cluster_witness import FIRST_ROUNDS, ClusterWitness, Result
 
@@ -123,11 +124,12 @@ def play(
     faults_per_hour: float,
     trace: IO[str] | None = None,
     on_round: Callable[[int], None] = lambda rounds: None,
+    exchange: Exchange = "sparse",
 ) -> ClusterWitness:
     """One run, to its last record."""
     witness = ClusterWitness(rounds, trace)
     witness.on_round = on_round
-    cluster = Cluster(folder, seed, members, witness.told)
+    cluster = Cluster(folder, seed, members, witness.told, exchange)
     witness.watch(cluster)
     try:
         cluster.begin()
@@ -148,7 +150,10 @@ def simulate(
     faults_per_hour: float,
     trace: IO[str] | None = None,
     on_round: Callable[[int], None] = lambda rounds: None,
+    exchange: Exchange = "sparse",
 ) -> Result:
     """A run with faults, compared with one of the same members in which nothing goes wrong."""
-    calm = play(folder / "calm", seed, members, max(LEAST_CALM_ROUNDS, int(CALM_SHARE * rounds)), 0.0)
-    return play(folder / "run", seed, members, rounds, faults_per_hour, trace, on_round).compare(calm)
+    calm = play(
+        folder / "calm", seed, members, max(LEAST_CALM_ROUNDS, int(CALM_SHARE * rounds)), 0.0, exchange=exchange
+    )
+    return play(folder / "run", seed, members, rounds, faults_per_hour, trace, on_round, exchange).compare(calm)

@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cluster", action="store_true", help="a cluster over one bucket, in place of a chain's run")
     parser.add_argument("--members", type=int, default=14, help="members of the cluster (default %(default)s)")
+    parser.add_argument(
+        "--exchange", choices=("sparse", "int8"), default="sparse", help="what members send (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="one seed is one history (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the history, one JSON line an event")
@@ -147,6 +150,7 @@ def simulate_cluster(options: argparse.Namespace) -> "ClusterResult":
             options.faults_per_hour,
             stage.trace,
             stage.on_round,
+            options.exchange,
         )
 
 
@@ -198,7 +202,8 @@ def _command(options: argparse.Namespace) -> str:
     if options.cluster:
         return (
             f"murmur simulate --cluster --rounds {options.rounds} --members {options.members} "
-            f"--faults-per-hour {options.faults_per_hour:g} --seed {options.seed} --trace history.jsonl"
+            f"--faults-per-hour {options.faults_per_hour:g} --exchange {options.exchange} --seed {options.seed} "
+            "--trace history.jsonl"
         )
     return (
         f"murmur simulate --rounds {options.rounds} --validators {options.validators} --miners {options.miners} "

@@ -13,6 +13,7 @@ from loguru import logger
 from node.state.node_state import NodeState
 from protocol import keys
 from protocol.cluster import Record, digest_of, parse_record
+from protocol.spec import Exchange
 from rounds.contribution import Diverged, RoundWork
 from simulation import cluster as simulated
 from simulation import cluster_faults
@@ -26,11 +27,11 @@ from tests.simulation.test_command import options
 class Watched:
     """A cluster without drawn faults, its events in order, and the records that its store holds."""
 
-    def __init__(self, folder: Path, members: int = 3, seed: int = 1) -> None:
+    def __init__(self, folder: Path, members: int = 3, seed: int = 1, exchange: Exchange = "sparse") -> None:
         self.events: list[tuple[str, str, int, dict[str, Any]]] = []
         self.witness = ClusterWitness(10_000)
         self.hook: Callable[[Machine, str, int], None] = lambda machine, event, round: None
-        self.cluster = Cluster(folder, seed, members, self._told)
+        self.cluster = Cluster(folder, seed, members, self._told, exchange)
         self.witness.watch(self.cluster)
 
     def _told(self, machine: Machine, event: str, round: int, fields: dict[str, Any]) -> None:

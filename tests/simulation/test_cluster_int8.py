@@ -12,11 +12,10 @@ from node.fetch.opening import open_payload
 from node.state.node_state import NodeState
 from node.state.saved import SealedRound
 from protocol import keys
-from protocol.cluster import Claim, ClusterOuter, ClusterSpec, Contribution, MeanPart, digest_of
+from protocol.cluster import Claim, Contribution, MeanPart, digest_of
 from protocol.layout import DenseLayout
-from protocol.types import Digest, PeerId
+from protocol.types import PeerId
 from rounds.contribution import RoundWork
-from simulation import cluster as simulated
 from simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
 from simulation.cluster_faults import play
 from simulation.store import Call
@@ -29,25 +28,13 @@ from tests.simulation.test_cluster_requests import owner
 from training.replica import VELOCITY
 
 
-@pytest.fixture(autouse=True)
-def _int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparse = simulated._spec
-
-    def spec(genesis: Digest) -> ClusterSpec:
-        found = sparse(genesis)
-        table = found.cluster.model_copy(update={"exchange": "int8"})
-        return found.model_copy(update={"cluster": table, "outer": ClusterOuter(alpha=0.7, momentum=0.9)})
-
-    monkeypatch.setattr(simulated, "_spec", spec)
-
-
 @pytest.fixture
 def watched(tmp_path: Path) -> Watched:
-    return Watched(tmp_path)
+    return Watched(tmp_path, exchange="int8")
 
 
 def test_a_storm_leaves_one_theta_a_round(tmp_path: Path) -> None:
-    witness = play(tmp_path, 5, 4, 10, 60.0)
+    witness = play(tmp_path, 5, 6, 20, 125.0, exchange="int8")
     assert witness.result.broken == []
     assert witness.result.disagreements == 0
     assert witness.result.faults > 25
@@ -59,7 +46,7 @@ def test_a_storm_leaves_one_theta_a_round(tmp_path: Path) -> None:
 def test_a_member_killed_at_any_call_to_the_store_comes_back_to_the_same_theta_and_momentum(
     tmp_path: Path, number: int
 ) -> None:
-    watched = Watched(tmp_path)
+    watched = Watched(tmp_path, exchange="int8")
     cluster, victim = watched.cluster, watched.machine(1)
     watched.kill_at_call(victim, 2, number)
     cluster.begin()
@@ -73,7 +60,7 @@ def test_who_joins_late_takes_momentum_from_a_checkpoint_and_is_in_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NodeState, "sealed_file", lambda self, round, peer, envelope: None)  # nobody puts them back
-    watched = Watched(tmp_path)
+    watched = Watched(tmp_path, exchange="int8")
     cluster, late = watched.cluster, watched.machine(3)
     for machine in cluster.machines[:2]:
         cluster.start(machine)
@@ -93,7 +80,7 @@ def test_who_joins_late_takes_momentum_from_a_checkpoint_and_is_in_the_records(
 
 
 def test_all_dead_at_once_replay_their_rounds_to_the_same_momentum(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
+    watched = Watched(tmp_path, exchange="int8")
     cluster = watched.cluster
     cluster.begin()
     watched.play(has_records(watched, 7))  # three rounds since the last snapshot
