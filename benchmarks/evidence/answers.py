@@ -52,13 +52,15 @@ def bytes_and_loss(view: View) -> Answer:
     long_base = view.line(1, "longer", "SparseLoCo")
     for other in view.lines(1, "longer"):
         if long_base is not None and other is not long_base and view.excess(long_base, other):
-            before = told(view.excess(base, view.line(1, "main", other.label)), 1, sign=True, unit=" %")
+            before = told(
+                view.excess(view.beside(base.label) or base, view.beside(other.label)), 1, sign=True, unit=" %"
+            )
             after = told(view.excess(long_base, other), 1, sign=True, unit=" %")
             found.append(
                 f"With {view.scale.longer} times the tokens its difference from {other.label} goes from {before} "
                 f"to {after}."
             )
-    return found + _kept(view, base) + _inner_steps(view, base)
+    return found + _kept(view, view.beside(base.label) or base) + _inner_steps(view, view.beside(base.label) or base)
 
 
 def reached(curve: Curve, loss: float) -> tuple[float, float] | None:
@@ -85,7 +87,7 @@ def _kept(view: View, base: Line) -> Answer:
 
 def _inner_steps(view: View, base: Line) -> Answer:
     found = []
-    for label, panel in (("SparseLoCo", base), ("DiLoCo, fp32", view.line(1, "main", "DiLoCo, fp32"))):
+    for label, panel in (("SparseLoCo", base), ("DiLoCo, fp32", view.beside("DiLoCo, fp32"))):
         at = [(float(line.x or 0), view.finals(line)) for line in view.lines(1, "H") if line.label == label]
         if at and panel is not None:
             at = sorted([*at, (float(view.scale.base.inner_steps), view.finals(panel))])
@@ -110,12 +112,12 @@ def draw_bytes_and_loss(view: View, folder: Path) -> list[str]:
     kept = sorted((float(line.x or 0), view.finals(line)) for line in view.lines(1, "k"))
     groups = []
     for label in ("SparseLoCo", "DiLoCo, fp32"):
-        main = view.line(1, "main", label)
+        main = view.beside(label)
         at = [(float(line.x or 0), view.finals(line)) for line in view.lines(1, "H") if line.label == label]
         if at and main is not None:
             groups.append((label, sorted([*at, (float(view.scale.base.inner_steps), view.finals(main))])))
-    if kept and view.base is not None:
-        kept = sorted([*kept, (float(view.scale.base.k), view.finals(view.base))])
+    if kept and (built := view.beside("SparseLoCo")) is not None:
+        kept = sorted([*kept, (float(view.scale.base.k), view.finals(built))])
 
         def draw_more(axes: Sequence[figures.Axes]) -> None:
             figures.lines(axes[0], [("SparseLoCo", kept)], "k, values kept of 4096", "final loss", log=True)
@@ -182,7 +184,7 @@ def by_peers(view: View) -> list[figures.Group]:
     groups = []
     for label in ("SparseLoCo", "DiLoCo, fp32"):
         at = [(float(line.x or 0), view.finals(line)) for line in view.lines(3, "peers") if line.label == label]
-        main = view.line(1, "main", label)
+        main = view.beside(label)
         if at and main is not None:
             groups.append((label, sorted([*at, (float(view.scale.base.peers), view.finals(main))])))
     return groups
@@ -220,7 +222,7 @@ def gaps(view: View) -> list[tuple[str, list[tuple[float, list[float]]]]]:
     found = []
     for label in ("SparseLoCo", "DiLoCo, fp32"):
         at = []
-        main, ddp = view.line(1, "main", label), view.line(1, "main", "DDP")
+        main, ddp = view.beside(label), view.beside("DDP")
         if main is not None and view.excess(main, ddp):
             at.append((float(main.runs[0].num_parameters), view.excess(main, ddp)))
         for line in view.lines(4, "sizes"):
@@ -240,7 +242,7 @@ def sizes_and_optimizers(view: View) -> Answer:
         shown = ", ".join(f"{x / 1e6:.2g} M: {told(values, 1, sign=True, unit=' %')}" for x, values in at)
         found.append(f"{label} over DDP by parameters: {shown}; a tenfold size moves it by {rise:+.1f} points.")
     for line in view.lines(4, "muon"):
-        main = view.line(1, "main", line.label)
+        main = view.beside(line.label)
         if view.excess(line, main):
             found.append(f"Muon inside, {compared(view, line, main or line, 'AdamW inside')}.")
     return found

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean, stdev
 
@@ -46,6 +46,11 @@ class View:
 
     def line(self, claim: int, panel: str, label: str) -> Line | None:
         return next((line for line in self.lines(claim, panel) if line.label == label), None)
+
+    def beside(self, label: str) -> Line | None:
+        """The method's line with the seeds of all else: means beside one another are of the same seeds."""
+        line = self.line(1, "main", label)
+        return replace(line, runs=tuple(run for run in line.runs if run.seed in self.scale.seeds)) if line else None
 
     @property
     def base(self) -> Line | None:
