@@ -25,8 +25,9 @@ from protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, Digest, PeerId, Reason
 
 _BLOCK_BYTES = 16
 _PIECE_BYTES = 1 << 20
-BLOCK_BYTES = 1 << 20
-"""What a part of a sealed object is read and checked by: less than a Merkle section, since parts may be small."""
+BLOCK_BYTES = 1 << 18
+"""256 KiB, by which parts of a sealed object are read and checked: less than a Merkle section, since parts may be
+small."""
 _BLOCKS = b"murmur blocks"
 _SPARE_BYTES = _BLOCK_BYTES - 1
 """One byte less than a block: spare room that the cipher requires behind its output."""
@@ -137,8 +138,8 @@ def unseal_from(first: int, envelope: Envelope, key: bytes, ciphertext: bytes | 
 
 
 def blocks_of(data: bytes | memoryview, signer: Signer, threads: int = 1) -> bytes:
-    """Return a sealed object's envelope, our signature, and the leaves of its ciphertext's blocks of 1 MiB: with them a
-    part of the object can be read and checked alone."""
+    """Return a sealed object's envelope, our signature, and the leaves of its ciphertext's blocks: with them a part of
+    the object can be read and checked alone."""
     envelope, ciphertext = bytes(data[:ENVELOPE_BYTES]), memoryview(data)[ENVELOPE_BYTES:]
     hashes = b"".join(leaves(blocks(ciphertext), threads))
     return envelope + signer.sign(_BLOCKS + envelope + hashes) + hashes

@@ -1,8 +1,8 @@
 """Parts of a round's mean (int8): each contributor sums one part of all payloads, and everybody reads the sums.
 
-A member thus moves two payloads up and down in all, however many members there are. Members read only their part of
-the others' payloads: the blocks of 1 MiB in which it lies, each checked by itself. A part is sealed like a payload, and
-its owner's pointer to it is created once. Another member may make it: the result is the same (sparseloco/dense.py).
+A member thus moves two payloads up and down in all, however many members there are. Of the others' payloads it reads
+its own part: the blocks of 256 KiB in which that lies, each checked by itself. A part is sealed like a payload, and its
+owner's pointer to it is created once. Another member may make it: the result is the same (sparseloco/dense.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from node.fetch.opening import open_threads
 from node.fetch.payloads import MAX_THREADS, Lacking
 from node.state.node_state import NodeState
 from protocol import keys
-from protocol.cluster import MeanPart, Record, digest_of
+from protocol.cluster import Contribution, MeanPart, Record, digest_of
 from protocol.errors import ConfigError, InvalidMessage, InvalidSubmission
 from protocol.layout import DenseLayout
 from protocol.merkle import leaf
@@ -26,7 +26,7 @@ from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
-from storage.resume import keep
+from storage.resume import keep, mapped
 from storage.seal import BLOCK_BYTES, blocks, blocks_of, parse_blocks, seal, unseal_from
 
 PIECE_BYTES = 64 << 20
@@ -38,11 +38,14 @@ class MeanMaker:
 
     def __init__(self, ledger: Ledger, state: NodeState, layout: DenseLayout, seconds: Callable[[], float]) -> None:
         self._ledger, self._state, self._layout, self._seconds = ledger, state, layout, seconds
+        self._published = Digest(b""), b""
+        """Our last sealed object's digest, and what we have published of its blocks."""
 
     def publish_blocks(self, round: int, object: Digest, key: bytes) -> None:
         """Publish what lets others read parts of our sealed update, which is saved under the digest `object`."""
         ledger, data = self._ledger, self._state.store.read(object)
         found = blocks_of(data, ledger.group.signer(ledger.me), open_threads(self._state.first))
+        self._published = object, found
         ledger.bucket.put(keys.blocks(ledger.payload_key(round, ledger.me, key)), found, timeout_seconds=CALL_SECONDS)
 
     def make(self, round: int, record: Record, owner: PeerId, on_piece: Callable[[], None], *, without: bool) -> None:
@@ -75,38 +78,46 @@ class MeanMaker:
 
     def _payloads(self, round: int, record: Record, without: bool) -> "list[_Payload | None]":
         """Return what reads each update of the record; None for one that is lost and left out. Raises Lacking."""
-        ledger = self._ledger
-        opened: dict[PeerId, tuple[Envelope, list[bytes]]] = {}
+        ledger, opened = self._ledger, self._own(round, record)
         num_blocks = -(-self._plaintext_bytes // BLOCK_BYTES)
-        wanted = []
-        for update in record.updates:
-            pinned = digest_of(update.envelope)
 
-            def accept(data: Data, peer: PeerId = update.peer, pinned: Digest = pinned) -> bool:
+        def wanted(update: Contribution) -> Wanted:
+            key = ledger.key_of(update)
+            place = ledger.payload_key(round, update.peer, key)
+
+            def accept(data: Data) -> bool:
                 try:
-                    opened[peer] = parse_blocks(bytes(data), pinned, peer, ledger.group.verify)
+                    envelope, leaves = parse_blocks(
+                        bytes(data), digest_of(update.envelope), update.peer, ledger.group.verify
+                    )
                 except InvalidMessage:
                     return False
-                return len(opened[peer][1]) == num_blocks
+                source = Source(lambda: ledger.bucket, place)
+                opened[update.peer] = _Payload(update.peer, envelope, key, self._plaintext_bytes, source, leaves)
+                return len(leaves) == num_blocks
 
-            key = keys.blocks(ledger.payload_key(round, update.peer, ledger.key_of(update)))
             size = ENVELOPE_BYTES + SIGNATURE_BYTES + DIGEST_BYTES * num_blocks
-            wanted.append(Wanted(update.peer, (Source(lambda: ledger.bucket, key),), size, accept))
-        found = self._gather(wanted)
+            return Wanted(update.peer, (Source(lambda: ledger.bucket, keys.blocks(place)),), size, accept)
+
+        found = self._gather([wanted(update) for update in record.updates if update.peer not in opened])
         _require(round, found, without)
-        return [
-            _Payload(
-                update.peer,
-                Source(lambda: ledger.bucket, key),
-                *opened[update.peer],
-                ledger.key_of(update),
-                self._plaintext_bytes,
-            )
-            if not isinstance(found[update.peer], Fault)
-            else None
-            for update in record.updates
-            for key in [ledger.payload_key(round, update.peer, ledger.key_of(update))]
-        ]
+        return [None if isinstance(found.get(peer), Fault) else opened[peer] for peer in record.claims]
+
+    def _own(self, round: int, record: Record) -> "dict[PeerId, _Payload]":
+        """Return our own update if the record names it and it lies on this disk since it was published."""
+        ledger, sealed, (object, published) = self._ledger, self._state.saved.sealed, self._published
+        update = record.claims.get(ledger.me)
+        if update is None or sealed is None or (sealed.round, sealed.object) != (round, object):
+            return {}
+        data = mapped(self._state.store.path(object))
+        try:
+            envelope, leaves = parse_blocks(published, digest_of(update.envelope), ledger.me, ledger.group.verify)
+        except InvalidMessage:
+            return {}
+        source = Source(lambda: ledger.bucket, ledger.payload_key(round, ledger.me, sealed.key))
+        found = _Payload(ledger.me, envelope, sealed.key, self._plaintext_bytes, source, leaves)
+        found.here = data[ENVELOPE_BYTES:] if data is not None else None
+        return {ledger.me: found}
 
     def _read(
         self, round: int, payloads: "Sequence[_Payload | None]", first: int, piece: DenseLayout, without: bool
@@ -135,15 +146,17 @@ class _Payload:
     def __init__(
         self,
         peer: PeerId,
-        source: Source,
         envelope: Envelope,
-        leaves: Sequence[bytes],
         key: bytes,
         plaintext_bytes: int,
+        source: Source,
+        leaves: Sequence[bytes],
     ) -> None:
-        self.peer, self._source, self._envelope, self._leaves, self._key = peer, source, envelope, leaves, key
+        self.peer, self._envelope, self._key, self._source, self._leaves = peer, envelope, key, source, leaves
         self._bytes = plaintext_bytes
         self._opens = sha256(key).digest() == envelope.key_hash
+        self.here: memoryview | None = None
+        """Its ciphertext, where that is on this disk."""
         self._have: dict[int, memoryview] = {}
         """Blocks in clear."""
 
@@ -157,13 +170,17 @@ class _Payload:
         begin, end = missing[0] * BLOCK_BYTES, min((missing[-1] + 1) * BLOCK_BYTES, self._bytes)
 
         def accept(data: Data) -> bool:
-            checked = list(zip(missing, blocks(data), strict=True))
-            if any(leaf(block) != self._leaves[at] for at, block in checked):
+            if len(data) != end - begin:
                 return False
-            for at, block in checked:
+            read = list(zip(missing, blocks(data), strict=True))
+            if any(leaf(block) != self._leaves[at] for at, block in read):
+                return False
+            for at, block in read:
                 self._have[at] = unseal_from(at * BLOCK_BYTES, self._envelope, self._key, block)
             return True
 
+        if self.here is not None and accept(self.here[begin:end]):
+            return None
         part = ENVELOPE_BYTES + begin, end - begin
         return Wanted(self.peer, (self._source,), ENVELOPE_BYTES + self._bytes, accept, part=part)
 
