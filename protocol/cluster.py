@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.layout import DenseLayout, Layout
-from protocol.messages import KEY_BYTES, encode_document, parse_document, parse_json
+from protocol.messages import KEY_BYTES, encode_document, link_of, parse_document, parse_json
 from protocol.ports import Signer, Verify
 from protocol.run import changed
 from protocol.spec import (
@@ -193,8 +193,10 @@ class Claim(Table):
 
 
 class MeanPart(Table):
-    """One part of a round's mean, summed by a member for all (int8). envelope, key: as in a claim."""
+    """One part of a round's mean, summed by a member for all (int8). record: the link of the record whose updates are
+    summed; a round that is closed anew has another mean. envelope, key: as in a claim."""
 
+    record: HexDigest
     envelope: HexDigest
     key: WrappedKey
 
@@ -232,6 +234,10 @@ class Record(Table):
     def claims(self) -> dict[PeerId, Claim]:
         """The applied updates by member."""
         return {update.peer: update for update in self.updates}
+
+    def link(self, run: Digest, round: int) -> Digest:
+        """Return this record's link: `previous` of the next."""
+        return link_of(self.selection(run, round))
 
     def selection(self, run: Digest, round: int) -> Selection:
         """Return the applied updates as a Selection, for code that follows any run. Its link is `previous` of the

@@ -31,9 +31,9 @@ def blocks(payload_key: str) -> str:
     return f"{payload_key}-blocks"
 
 
-def mean_part(run: Digest, round: int, owner: PeerId) -> str:
-    """The pointer to this member's part of the round's mean (int8): created once."""
-    return f"{payload(run, round)}/{owner.hex()}/mean"
+def mean_part(run: Digest, round: int, owner: PeerId, link: Digest) -> str:
+    """The pointer to this member's part of the mean (int8) of the record with this link: created once."""
+    return f"{payload(run, round)}/{owner.hex()}/mean-{link.hex()}"
 
 
 def mean(run: Digest, round: int) -> str:

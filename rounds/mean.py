@@ -1,5 +1,5 @@
-"""A member's share in a round's mean (int8): it makes its own part, and those of owners that are gone, and awaits the
-rest (node/cluster/mean_parts.py)."""
+"""A member's share in a round's mean (int8): it makes its own part, and those of owners that are gone or slow, and
+awaits the rest (node/cluster/mean_parts.py)."""
 
 from math import inf
 from typing import TYPE_CHECKING
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from cluster.pace import look_seconds
+from cluster.presence import STUCK_SILENCES
 from cluster.turns import turns
 from node.cluster.mean_parts import MeanMaker
 from node.fetch.payloads import Lacking
@@ -15,8 +16,9 @@ from protocol.cluster import MeanPart, Record, digest_of
 from protocol.layout import DenseLayout
 from protocol.messages import ENVELOPE_BYTES
 from protocol.types import Digest, PeerId
+from rounds.recovery import LOST_SILENCES
 from sparseloco.wire import plaintext_bytes
-from storage.collect import Collection
+from storage.collect import Collection as Fetching
 from storage.exchange import Wanted
 from storage.seal import matches
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from rounds.member import Member
 
 TOLD_SECONDS = 60.0
-LOST_SILENCES = 6.0
-"""After so many times `silent_seconds` a payload that nobody has counts as zeros in the mean."""
 
 
 class Mean:
@@ -34,6 +34,8 @@ class Mean:
     def __init__(self, member: "Member", layout: DenseLayout) -> None:
         self._member, self._layout = member, layout
         self._maker = MeanMaker(member.ledger, member.state, layout, member.seconds_to_send)
+        self._lacking: dict[tuple[int, PeerId], float] = {}
+        """Since when we ask for these members' payloads of the round."""
 
     def publish_blocks(self, round: int, sealed: SealedRound) -> None:
         """Let others read parts of our sealed update."""
@@ -43,25 +45,26 @@ class Mean:
         """Return all parts of the round's mean by owner, once they are there; their objects are fetched meanwhile.
         Raises Lacking, StorageError."""
         member, began = self._member, self._member.time.now()
-        owners, found, half = [update.peer for update in record.updates], dict[PeerId, MeanPart](), inf
-        fetching, told = list[Collection](), TOLD_SECONDS
+        link, owners = record.link(member.ledger.run, round), [update.peer for update in record.updates]
+        found, half = dict[PeerId, MeanPart](), inf
+        fetching, told = list[Fetching](), TOLD_SECONDS
         try:
             while True:
-                new = member.ledger.mean_parts(round, [owner for owner in owners if owner not in found])
+                new = member.ledger.mean_parts(round, link, [owner for owner in owners if owner not in found])
                 found |= new
                 fetching += self._fetch(round, owners, new)
                 missing = [owner for owner in owners if owner not in found]
                 if not missing:
-                    for collection in fetching:
-                        collection.outcome()
+                    for one in fetching:
+                        one.outcome()
                     return found
                 member.look_at_beats()
-                if member.presence.furthest() > round and (lost := self._still_missing(round, missing)):
+                if self._is_over(round) and (lost := self._still_missing(round, link, missing)):
                     raise Lacking(round, lost, f"round {round}: the store has lost {len(lost)} parts of its mean")
                 waited = member.time.now() - began
-                if 2 * len(found) > len(owners):
+                if 2 * len(found) >= len(owners):
                     half = min(half, waited)
-                ours = [owner for owner in missing if self._is_ours(owner, member.state.saved.link, waited, half)]
+                ours = [owner for owner in missing if self._is_ours(owner, link, waited, half)]
                 if waited >= told:
                     told += TOLD_SECONDS
                     logger.info(
@@ -70,44 +73,70 @@ class Mean:
                         missing=len(missing),
                         count=len(owners),
                     )
-                if ours:
-                    self._make(round, record, ours[0], waited)
-                else:
+                if not ours or not self._make(round, record, member.me if member.me in ours else ours[0]):
                     member.time.sleep(look_seconds(member.spec.cluster, member.records))
         finally:
-            for collection in fetching:
-                collection.stop()
+            for one in fetching:
+                one.stop()
+
+    def make_again(self, round: int, record: Record, lost: dict[PeerId, MeanPart]) -> None:
+        """Make parts again whose objects the store has lost, unless others have gone on from them. Raises Lacking,
+        StorageError."""
+        self._member.look_at_beats()
+        for owner, part in lost.items():
+            if not self._is_over(round):
+                self._make(round, record, owner, part)
+
+    def _is_over(self, round: int) -> bool:
+        """Whether a member has applied the round: its parts were there."""
+        return self._member.presence.furthest() > round or self._member.ledger.closed_at(round + 1) is not None
 
     def _is_ours(self, owner: PeerId, link: Digest, waited: float, half: float) -> bool:
         """Whether we make this part: it is ours, or its owner is gone or slow and it is our turn. waited, half: seconds
-        until now, and until more than half of the parts were there. Who needs twice as long is slow."""
+        until now, and until half of the parts were there. Who needs twice as long is slow."""
         member = self._member
         if owner == member.me:
             return True
-        living = member.presence.living()
+        living, silent = member.presence.living(), member.spec.cluster.silent_seconds
         order = turns(link, "mean " + owner.hex(), (living | {member.me}) - {owner})
-        begins = 2 * half if owner in living else 0.0
-        return waited >= begins + order.index(member.me) * member.spec.cluster.silent_seconds
+        begins = 2 * max(half, silent) if owner in living else 0.0
+        return waited >= begins + order.index(member.me) * silent
 
-    def _make(self, round: int, record: Record, owner: PeerId, waited: float) -> None:
+    def _make(self, round: int, record: Record, owner: PeerId, lost: MeanPart | None = None) -> bool:
+        """Whether we have made this part; if payloads lack, other members are asked for them."""
         member = self._member
 
         def on_piece() -> None:
             member.pulse.step += 1  # others see that we go on
 
-        lost = waited >= LOST_SILENCES * member.spec.cluster.silent_seconds
         try:
-            self._maker.make(round, record, owner, on_piece, without=lost)
-            member.upkeep.have()
+            self._maker.make(round, record, owner, on_piece, self._without(round), lost)
         except Lacking as fault:
+            now = member.time.now()
+            asked = {(round, peer) for peer in fault.peers}
+            self._lacking = {place: self._lacking.get(place, now) for place in asked}
             member.upkeep.ask(fault.round, fault.peers)
-            member.time.sleep(look_seconds(member.spec.cluster, member.records))
+            return False
+        self._lacking = {}
+        member.upkeep.have()
+        return True
 
-    def _still_missing(self, round: int, owners: list[PeerId]) -> list[PeerId]:
-        found = self._member.ledger.mean_parts(round, owners)
+    def _without(self, round: int) -> list[PeerId]:
+        """Return the members whose payloads count as zeros if they are lost: asked for in vain, for longer if the
+        member lives, since it alone has the whole payload."""
+        member = self._member
+        now, silent, heard = member.time.now(), member.spec.cluster.silent_seconds, member.presence.heard()
+        return [
+            peer
+            for (of, peer), since in self._lacking.items()
+            if of == round and now - since >= silent * (STUCK_SILENCES if peer in heard else LOST_SILENCES)
+        ]
+
+    def _still_missing(self, round: int, link: Digest, owners: list[PeerId]) -> list[PeerId]:
+        found = self._member.ledger.mean_parts(round, link, owners)
         return [owner for owner in owners if owner not in found]
 
-    def _fetch(self, round: int, owners: list[PeerId], new: dict[PeerId, MeanPart]) -> list[Collection]:
+    def _fetch(self, round: int, owners: list[PeerId], new: dict[PeerId, MeanPart]) -> list[Fetching]:
         """Start to fetch the objects of these parts."""
         if not new:
             return []
@@ -123,11 +152,11 @@ class Mean:
             )
             for owner, part in new.items()
         ]
-        collection = Collection(
+        fetching = Fetching(
             wanted,
             seconds_left=lambda: max(0.0, until - member.time.now()),
             max_threads=len(wanted),
             cache=member.state.cache,
             time=member.time,
         )
-        return [collection.start()]
+        return [fetching.start()]

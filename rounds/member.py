@@ -351,8 +351,14 @@ class Member:
         mine = None if self.me in contributing or self.mean is not None else state.own_update(round)
         state.lay_out_own(self.me, round)
         with state.timeline.begin("download") as download:
-            pinned = self.mean.parts(round, record) if self.mean is not None else record.claims
-            pairs, sealed = self.gather(round, pinned)
+            parts = self.mean.parts(round, record) if self.mean is not None else {}
+            pinned: Mapping[PeerId, Claim | MeanPart] = parts or record.claims
+            try:
+                pairs, sealed = self.gather(round, pinned)
+            except Lacking as fault:
+                if self.mean is not None:
+                    self.mean.make_again(round, record, {peer: parts[peer] for peer in fault.peers})
+                raise
         with state.timeline.begin("apply") as apply:
             shown = {peer: self.ledger.key_of(one) for peer, one in pinned.items()}
             opened = open_pinned(self.spec, round, pairs, sealed, shown, self.time)

@@ -8,18 +8,23 @@ check them by digest. A record is created only if there is none; only an object 
 from collections.abc import Collection
 from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 
 from loguru import logger
 
 from cluster.turns import turns
-from node.cluster.ledger import Ledger
+from node.cluster.ledger import CALL_SECONDS, Ledger
 from node.cluster.record_log import RecordLog
 from node.cluster.rejoin import SLOWEST_BYTES
+from node.fetch.opening import open_threads
 from node.state.node_state import NodeState
 from node.sync.repair_requests import Place
-from protocol.cluster import GROUP, Claim, ClusterSpec, MeanPart, digest_of
+from protocol import keys
+from protocol.cluster import GROUP, Claim, ClusterSpec, MeanPart, Record, digest_of
 from protocol.errors import StorageError
 from protocol.types import Digest, PeerId
+from storage.resume import mapped
+from storage.seal import blocks_of
 
 AGAIN_LOOKS = 3
 """An object that was restored and is still asked for is restored again after this many looks."""
@@ -37,6 +42,8 @@ class Upkeep:
         """The list of wanted places that we published; None if it may be from an earlier start."""
         self._looks: dict[Place, int] = {}
         """In how many consecutive looks it was asked for."""
+        self._again = set[Place]()
+        """Asked for while the store showed it: it may be damaged there."""
         self._cleared = -1
         """The last round in which we checked for old objects."""
 
@@ -82,7 +89,8 @@ class Upkeep:
         self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
         for place, looks in sorted(self._looks.items()):
             drawn = Digest(sha256(place[0].to_bytes(4, "little") + place[1]).digest())
-            if looks > self._order(drawn, "repair").index(self._ledger.me) and self._put_back(*place):
+            turn = 0 if place[1] == self._ledger.me else self._order(drawn, "repair").index(self._ledger.me)
+            if looks > turn and self._put_back(*place):
                 self._looks[place] = -AGAIN_LOOKS
 
     def _put_back(self, round: int, peer: PeerId) -> bool:
@@ -93,33 +101,53 @@ class Upkeep:
                 self._ledger.restore(round, record)
             return record is not None
         record = record or self._ledger.record(round)
-        claim = record.claims.get(peer) if record is not None else None
-        part = self._mean_part(round, peer) if self.spec.exchange == "int8" else None
-        held = [self._put_object_back(round, peer, one) for one in (claim, part) if one is not None]
+        if record is None:
+            return False
+        claims: list[Claim | MeanPart] = [record.claims[peer]] if peer in record.claims else []
+        if self.spec.exchange == "int8":
+            claims += self._mean_part(round, peer, record)
+        held = [self._put_object_back(round, peer, one) for one in claims]
         return any(held)
 
-    def _mean_part(self, round: int, owner: PeerId) -> MeanPart | None:
-        """Return the part of the round's mean; if the store has lost the pointer, point to what we have applied."""
-        if (found := self._ledger.mean_parts(round, [owner]).get(owner)) is not None:
-            return found
+    def _mean_part(self, round: int, owner: PeerId, record: Record) -> list[MeanPart]:
+        """Return the part of the record's mean, if it is there; if the store has lost the pointer, point to what we
+        have applied since our start."""
+        link = record.link(self._ledger.run, round)
+        if found := self._ledger.mean_parts(round, link, [owner]):
+            return [found[owner]]
         for payload in self._state.redo.recent.get(round, ()):
             if payload.peer == owner and payload.key is not None:
                 wrapped = self._ledger.group.wrap(payload.key, payload.envelope).hex()
-                part = MeanPart(envelope=payload.envelope.hex(), key=wrapped)
+                part = MeanPart(record=link.hex(), envelope=payload.envelope.hex(), key=wrapped)
                 self._ledger.create_part(round, owner, part)
-                return part
-        return None
+                return [part]
+        return []
 
     def _put_object_back(self, round: int, peer: PeerId, claim: Claim | MeanPart) -> bool:
-        """Restore a sealed object: a member's update, or its part of the round's mean."""
+        """Restore a sealed object: a member's update, or its part of the round's mean. In the int8 exchange, one that
+        stands in its size is restored when it is asked for again: it is large, and the other one may be meant."""
         file = self._state.sealed_file(round, peer, digest_of(claim.envelope))
         if file is None:
             return False
         key = self._ledger.payload_key(round, peer, self._ledger.key_of(claim))
+        if self.spec.exchange == "int8":
+            if peer == self._ledger.me and isinstance(claim, Claim):
+                self._put_blocks_back(key, file)
+            facts = self._ledger.bucket.head(key, timeout_seconds=CALL_SECONDS)
+            if facts is not None and facts.size_bytes == file.stat().st_size and (round, peer) not in self._again:
+                self._again.add((round, peer))
+                return True
         seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
         logger.info("round {round}: restored the payload of {peer}", round=round, peer=peer.hex()[:8])
         return True
+
+    def _put_blocks_back(self, key: str, file: Path) -> None:
+        """Restore what lets others read parts of our sealed update."""
+        data = mapped(file)
+        if data is not None:
+            found = blocks_of(data, self._ledger.group.signer(self._ledger.me), open_threads(self.spec))
+            self._ledger.bucket.put(keys.blocks(key), found, timeout_seconds=CALL_SECONDS)
 
     # --- deletion ----------------------------------------------------------------------------------------------
 

@@ -183,25 +183,28 @@ class Ledger:
 
     # --- parts of a round's mean -------------------------------------------------------------------------------
 
-    def mean_parts(self, round: int, owners: Collection[PeerId]) -> dict[PeerId, MeanPart]:
-        """Return the parts of the round's mean that are there, of these owners."""
+    def mean_parts(self, round: int, link: Digest, owners: Collection[PeerId]) -> dict[PeerId, MeanPart]:
+        """Return the parts that are there, of these owners, of the mean of the record with this link."""
 
         def read(owner: PeerId) -> MeanPart | None:
-            return self._read(
-                keys.mean_part(self.run, round, owner),
+            found = self._read(
+                keys.mean_part(self.run, round, owner, link),
                 _BEAT_BYTES,
                 lambda data: parse_part(data, self.run, round, owner, self.group.verify),
             )
+            return found if found is not None and found.record == link.hex() else None
 
         return self._beside(read, list(owners))
 
-    def create_part(self, round: int, owner: PeerId, part: MeanPart) -> bool:
+    def create_part(self, round: int, owner: PeerId, part: MeanPart, *, replace: bool = False) -> bool:
         """Point to this part, unless another one stands. Return whether it is this one now. What is no pointer of this
-        group is replaced: all members sum to the same part."""
-        data, key = encode_part(part, self.run, round, self.group.signer(owner)), keys.mean_part(self.run, round, owner)
-        if self.bucket.create(key, data, timeout_seconds=CALL_SECONDS):
+        group, or to be replaced, is replaced."""
+        link = digest_of(part.record)
+        data = encode_part(part, self.run, round, self.group.signer(owner))
+        key = keys.mean_part(self.run, round, owner, link)
+        if not replace and self.bucket.create(key, data, timeout_seconds=CALL_SECONDS):
             return True
-        if owner in self.mean_parts(round, [owner]):
+        if not replace and owner in self.mean_parts(round, link, [owner]):
             return False
         self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
         return True

@@ -5,8 +5,9 @@ its own part: the blocks of 256 KiB in which that lies, each checked by itself. 
 owner's pointer to it is created once. Another member may make it: the result is the same (sparseloco/dense.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 
 from loguru import logger
@@ -48,9 +49,18 @@ class MeanMaker:
         self._published = object, found
         ledger.bucket.put(keys.blocks(ledger.payload_key(round, ledger.me, key)), found, timeout_seconds=CALL_SECONDS)
 
-    def make(self, round: int, record: Record, owner: PeerId, on_piece: Callable[[], None], *, without: bool) -> None:
-        """Sum this contributor's part, upload it, and point to it. on_piece: called after each piece. without: whether
-        payloads that nobody has count as zeros. Raises Lacking, StorageError."""
+    def make(
+        self,
+        round: int,
+        record: Record,
+        owner: PeerId,
+        on_piece: Callable[[], None],
+        without: Collection[PeerId] = (),
+        lost: MeanPart | None = None,
+    ) -> None:
+        """Sum this contributor's part, upload it, and point to it. on_piece: called after each piece. without: members
+        whose payloads count as zeros if they cannot be read. lost: what is pointed to, but gone: it is made again, to
+        the same bytes if the same payloads are there. Raises Lacking, StorageError."""
         owners = [update.peer for update in record.updates]
         index, count = owners.index(owner), len(owners)
         parts = self._layout.parts(count)
@@ -61,22 +71,27 @@ class MeanMaker:
             updates = self._read(round, payloads, first + len(plaintext) - DIGEST_BYTES, piece, without)
             plaintext += ops.dense_mean(updates, piece).records
             on_piece()
-        self._show(round, owner, bytes(plaintext))
+        self._show(round, record, owner, bytes(plaintext), lost)
 
-    def _show(self, round: int, owner: PeerId, plaintext: bytes) -> None:
+    def _show(self, round: int, record: Record, owner: PeerId, plaintext: bytes, lost: MeanPart | None) -> None:
         ledger = self._ledger
-        sealed = seal(plaintext, run=ledger.run, round=round, signer=ledger.group.signer(owner))
-        key = ledger.payload_key(round, owner, sealed.key)
-        ledger.bucket.put(key, sealed.object, timeout_seconds=self._seconds())
+        sealing = partial(seal, plaintext, run=ledger.run, round=round, signer=ledger.group.signer(owner))
+        sealed = sealing(key=ledger.key_of(lost) if lost is not None else None)
+        same = lost is not None and sealed.digest == digest_of(lost.envelope)
+        if lost is not None and not same:
+            sealed = sealing()  # a key opens one object only
+        ledger.bucket.put(ledger.payload_key(round, owner, sealed.key), sealed.object, timeout_seconds=self._seconds())
         with suppress(ConfigError):  # this disk is full: then it is fetched
             keep(cached(self._state.cache, owner, keys.mean(ledger.run, round)), sealed.object)
-        wrapped = ledger.group.wrap(sealed.key, sealed.digest).hex()
-        ours = ledger.create_part(round, owner, MeanPart(envelope=sealed.digest.hex(), key=wrapped))
+        if not same:
+            wrapped = ledger.group.wrap(sealed.key, sealed.digest).hex()
+            link = record.link(ledger.run, round)
+            part = MeanPart(record=link.hex(), envelope=sealed.digest.hex(), key=wrapped)
+            ledger.create_part(round, owner, part, replace=lost is not None)
         if owner != ledger.me:
-            whose = "in place of" if ours else "after"
-            logger.info("round {round}: summed a part of the mean {whose} its owner", round=round, whose=whose)
+            logger.info("round {round}: summed the part of {owner}", round=round, owner=owner.hex()[:8])
 
-    def _payloads(self, round: int, record: Record, without: bool) -> "list[_Payload | None]":
+    def _payloads(self, round: int, record: Record, without: Collection[PeerId]) -> "list[_Payload | None]":
         """Return what reads each update of the record; None for one that is lost and left out. Raises Lacking."""
         ledger, opened = self._ledger, self._own(round, record)
         num_blocks = -(-self._plaintext_bytes // BLOCK_BYTES)
@@ -120,7 +135,12 @@ class MeanMaker:
         return {ledger.me: found}
 
     def _read(
-        self, round: int, payloads: "Sequence[_Payload | None]", first: int, piece: DenseLayout, without: bool
+        self,
+        round: int,
+        payloads: "Sequence[_Payload | None]",
+        first: int,
+        piece: DenseLayout,
+        without: Collection[PeerId],
     ) -> list[Update | None]:
         """Return each payload's piece, whose records begin at byte `first` of all; None for one that does not parse."""
         found = self._gather([wanted for one in payloads if one and (wanted := one.wanted(first, piece)) is not None])
@@ -210,9 +230,9 @@ def _blocks(first: int, piece: DenseLayout) -> range:
     return range(first // BLOCK_BYTES, -(-end // BLOCK_BYTES))
 
 
-def _require(round: int, found: Mapping[PeerId, Data | Fault], without: bool) -> None:
-    lacking = {peer: one for peer, one in found.items() if isinstance(one, Fault)}
-    if lacking and not (without and all(one.kind in ("missing", "mismatch", "wrong_size") for one in lacking.values())):
+def _require(round: int, found: Mapping[PeerId, Data | Fault], without: Collection[PeerId]) -> None:
+    lacking = {peer: one for peer, one in found.items() if isinstance(one, Fault) and peer not in without}
+    if lacking:
         detail = next(iter(lacking.values())).detail
         told = f"round {round}: {len(lacking)} of {len(found)} payloads could not be read ({detail})"
         raise Lacking(round, list(lacking), told)

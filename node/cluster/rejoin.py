@@ -5,13 +5,14 @@ names. The records since then are applied as in any round.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from loguru import logger
 
 from gauntlet.agreement import Tip
 from node.cluster.amendments import AmendedSpec
-from node.cluster.ledger import Ledger
+from node.cluster.ledger import Ledger, UnreadableRecord
 from node.state.node_state import NodeState
 from node.state.saved import Snapshot
 from node.sync.checkpoints import Checkpoint, Shown
@@ -81,11 +82,12 @@ def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
 
 
 def _usable(ledger: Ledger, later_than: int) -> Iterator[tuple[PeerId, Checkpoint]]:
-    """Yield the shown checkpoints of rounds after `later_than` that the records lead to, the newest first. Raises
-    StorageError."""
+    """Yield the shown checkpoints of rounds after `later_than` that the records lead to, the newest first. One whose
+    record the store has damaged is left out. Raises StorageError."""
     for member, found in newest_shown(ledger.shown()):
-        if found.round > later_than and found.link == link_before(ledger, found.round):
-            yield member, found
+        with suppress(UnreadableRecord):
+            if found.round > later_than and found.link == link_before(ledger, found.round):
+                yield member, found
 
 
 def _warn(member: PeerId, found: Checkpoint, fault: Exception) -> None:

@@ -90,7 +90,7 @@ def _gather(
 
     def look(item: Wanted) -> memoryview | None:
         found = (mapped(cached(cache, item.peer, name)) for name in names(item.peer)) if cache is not None else ()
-        return next((data for data in found if data is not None and item.accept(data)), None)
+        return next((d for d in found if d is not None and len(d) == item.size and item.accept(d)), None)
 
     looked = beside(look, wanted, threads, time)
     here = {item.peer: data for item, data in zip(wanted, looked, strict=True) if data is not None}

@@ -4,6 +4,7 @@ together: another theta, a lost store, everybody dead."""
 from collections import Counter
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,27 @@ def test_who_comes_after_the_payloads_are_gone_takes_a_checkpoint_at_once(tmp_pa
     assert "interrupted" not in happened
     assert keys.record(cluster.run, keep) in read
     assert keys.blob(digest_of(cluster.spec.genesis_checkpoint)) not in read
+
+
+def test_who_is_new_begins_at_a_checkpoint_whose_record_can_be_read(tmp_path: Path) -> None:
+    """The store has damaged the record before the newest one."""
+    watched = Watched(tmp_path)
+    cluster, late = watched.cluster, watched.machine(3)
+    for machine in cluster.machines[:2]:
+        cluster.start(machine)
+    watched.play(has_records(watched, 10))
+    objects, began = cluster.store.buckets[BUCKET], len(watched.events)
+    key = keys.record(cluster.run, 7)  # checkpoints are of rounds 4 and 8
+    whole, objects[key] = objects[key], replace(objects[key], data=b"no record")
+    watched.witness.fault("store damages", None, 600.0)
+    cluster.start(late)
+    watched.play(lambda: (late.name, "joined") in [event[:2] for event in watched.events[began:]], hours=0.1)
+    objects[key] = whole
+    watched.play(has_records(watched, 12))
+    cluster.close()
+    assert_one_history(watched)
+    assert (late.name, "caught_up", 4) in [event[:3] for event in watched.events[began:]]
+    assert late.id in watched.records()[11].claims
 
 
 def test_a_store_that_lies_holds_a_run_up_and_bends_nothing(watched: Watched) -> None:

@@ -1,6 +1,6 @@
 """Clusters of the int8 exchange in modelled time: momentum is part of the one theta of a round, whatever dies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +12,7 @@ from node.fetch.opening import open_payload
 from node.state.node_state import NodeState
 from node.state.saved import SealedRound
 from protocol import keys
-from protocol.cluster import Claim, Contribution, MeanPart, digest_of
+from protocol.cluster import Claim, Contribution, MeanPart, Record, digest_of
 from protocol.layout import DenseLayout
 from protocol.types import PeerId
 from rounds.contribution import RoundWork
@@ -20,6 +20,7 @@ from simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
 from simulation.cluster_faults import play
 from simulation.store import Call
 from sparseloco import ops
+from sparseloco.dense import DenseUpdate
 from sparseloco.update import Update
 from storage import seal
 from storage.seal import BLOCK_BYTES
@@ -34,7 +35,7 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def test_a_storm_leaves_one_theta_a_round(tmp_path: Path) -> None:
-    witness = play(tmp_path, 5, 6, 20, 125.0, exchange="int8")
+    witness = play(tmp_path, 5, 6, 20, 60.0, exchange="int8")
     assert witness.result.broken == []
     assert witness.result.disagreements == 0
     assert witness.result.faults > 25
@@ -150,8 +151,14 @@ def test_each_contributor_sums_a_part(watched: Watched) -> None:
         owners = {update.peer: update for update in watched.records()[round].updates}
         assert len(owners) == 3
         for machine in cluster.machines:
-            pointed = keys.mean_part(cluster.run, round, machine.id)
+            pointed = pointer(watched, round, machine)
             assert {call.reader for call in calls if (call.verb, call.key) == ("create", pointed)} == {machine.name}
+
+
+def pointer(watched: Watched, round: int, owner: Machine) -> str:
+    """The key under which the part of a member is pointed to."""
+    link = watched.records()[round].link(watched.cluster.run, round)
+    return keys.mean_part(watched.cluster.run, round, owner.id, link)
 
 
 def owner_key(cluster: Cluster, round: int, update: Claim) -> str:
@@ -189,7 +196,7 @@ def test_the_part_of_a_slow_member_is_made_by_another(watched: Watched) -> None:
     cluster.begin()
     watched.play(lambda: any(event[1:3] == ("applied", 2) for event in watched.events))
     cluster.close()
-    pointed = keys.mean_part(cluster.run, 2, slow.id)
+    pointed = pointer(watched, 2, slow)
     makers = [call.reader for call in calls if (call.verb, call.key) == ("create", pointed)]
     assert makers
     assert makers[0] != slow.name
@@ -222,10 +229,10 @@ def test_parts_that_the_store_loses_are_put_back(watched: Watched, what: str) ->
     watched.play(has_records(watched, 5))
     objects = cluster.store.buckets[BUCKET]
     for key in [key for key in objects if f"/payload/{3:08d}/" in key]:
-        if what == "garbage" and key.endswith("/mean"):
+        if what == "garbage" and "/mean-" in key:
             objects[key] = replace(objects[key], data=b"no pointer")
-        elif (what in ("pointers", "both") and key.endswith("/mean")) or (
-            what in ("objects", "both") and not key.endswith("/mean")
+        elif (what in ("pointers", "both") and "/mean-" in key) or (
+            what in ("objects", "both") and "/mean-" not in key
         ):
             del objects[key]
     watched.witness.fault("store loses", None, 1800.0)
@@ -253,7 +260,7 @@ def test_the_parts_are_the_mean_of_all_payloads(
     assert isinstance(layout, DenseLayout)
     assert block_bytes > 16 or layout.records_bytes > 10 * block_bytes
     for round, record in enumerate(watched.records()[:3]):
-        parts = ledger.mean_parts(round, list(record.claims))
+        parts = ledger.mean_parts(round, record.link(cluster.run, round), list(record.claims))
 
         def opened(peer: PeerId, claim: Claim | MeanPart, layout: DenseLayout, round: int = round) -> Update:
             key = ledger.key_of(claim)
@@ -265,3 +272,99 @@ def test_the_parts_are_the_mean_of_all_payloads(
             for peer, part in zip(record.claims, layout.parts(len(record.updates)), strict=True)
         ]
         assert b"".join(part.records for part in cut) == bytes(whole.records)
+
+
+def left_out(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every piece that is summed from now on: whether an update counts as zeros in it."""
+    found, mean = list[bool](), ops.dense_mean
+
+    def seen(updates: Sequence[Update | None], layout: DenseLayout) -> DenseUpdate:
+        found.append(None in updates)
+        return mean(updates, layout)
+
+    monkeypatch.setattr(mean_parts.ops, "dense_mean", seen)
+    return found
+
+
+@pytest.mark.parametrize("owner_dead", [False, True])
+def test_a_round_that_is_closed_anew_has_another_mean(watched: Watched, owner_dead: bool) -> None:
+    """Two of three have a record and have begun to sum, and die; the store loses it, and the third closes the round."""
+    cluster, objects = watched.cluster, watched.cluster.store.buckets[BUCKET]
+    third = max(cluster.machines, key=lambda machine: machine.id)
+    cluster.begin()
+    watched.play(has_records(watched, 3))
+    serve, lost, claimed = cluster.store.before, list[Record](), keys.claims(cluster.run, 3) + third.id.hex()
+
+    def before(call: Call) -> None:
+        if (call.reader, call.verb, call.key) == (third.name, "put", claimed):
+            while not lost and third.life is not None:
+                third.life.sleep(0.5)  # its claim is under way
+        serve(call)
+        summed = any("/mean-" in key and "/payload/00000003/" in key for key in objects)
+        if not lost and summed and call.reader != third.name:
+            lost.append(watched.records()[3])
+            watched.witness.fault("store loses", None, 1e6)
+            for machine in cluster.machines:
+                if machine is not third:
+                    cluster.kill(machine)
+            del objects[keys.record(cluster.run, 3)]
+
+    cluster.store.before = before
+    watched.play(lambda: bool(lost) and keys.record(cluster.run, 3) in objects)
+    anew = watched.records()[3]
+    assert len(lost[0].updates) == 2
+    assert third.id in anew.claims
+    for machine in cluster.machines:
+        if not machine.up and not (owner_dead and machine.id == min(lost[0].claims)):
+            cluster.start(machine)
+    watched.play(has_records(watched, 6), hours=3)
+    cluster.close()
+    assert_one_history(watched)
+
+
+def test_a_part_that_is_lost_with_its_maker_is_made_again(watched: Watched) -> None:
+    cluster, victim, objects = watched.cluster, watched.machine(1), watched.cluster.store.buckets[BUCKET]
+    serve, done = cluster.store.before, list[str]()
+
+    def before(call: Call) -> None:
+        serve(call)
+        if not done and len(watched.records()) == 3 and (pointed := pointer(watched, 2, victim)) in objects:
+            done.append(pointed)
+            ledger = owner(cluster)
+            [part] = ledger.mean_parts(2, watched.records()[2].link(cluster.run, 2), [victim.id]).values()
+            objects.pop(ledger.payload_key(2, victim.id, ledger.key_of(part)))
+            watched.witness.fault("killed", victim, 1e9)
+            cluster.kill(victim)
+
+    cluster.store.before = before
+    cluster.begin()
+    watched.play(has_records(watched, 5), hours=3)
+    cluster.close()
+    assert done
+    assert_one_history(watched)
+
+
+@pytest.mark.parametrize("what", ["payload", "blocks"])
+def test_what_the_store_loses_of_the_living_is_put_back_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    watched = Watched(tmp_path, members=8, exchange="int8")
+    cluster, objects, zeros = watched.cluster, watched.cluster.store.buckets[BUCKET], left_out(monkeypatch)
+    lost = set[int]()
+
+    def lose(machine: Machine, event: str, round: int) -> None:
+        if event == "closed" and round >= 2 and round not in lost:
+            lost.add(round)
+            record = watched.records()[round]
+            key = owner_key(cluster, round, record.claims[sorted(record.claims)[round % 8]])
+            objects.pop(key if what == "payload" else keys.blocks(key))
+            watched.witness.fault("store loses", None, 60.0)
+
+    watched.hook = lose
+    cluster.begin()
+    watched.play(has_records(watched, 6))
+    cluster.close()
+    assert_one_history(watched)
+    assert lost
+    assert zeros
+    assert not any(zeros)
