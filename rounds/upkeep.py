@@ -75,7 +75,7 @@ class Upkeep:
 
     def _go_on(self) -> None:
         while not self._ended:
-            with suppress(StorageError):  # the store's users report that it is down
+            with suppress(StorageError, OSError):  # the store's users report that it is down; a file may go meanwhile
                 self._answer()
                 self._clear()
             self._ledger.time.sleep(self.spec.cluster.silent_seconds)
@@ -87,6 +87,7 @@ class Upkeep:
         object."""
         asked = {place for places in self._ledger.wanted().values() for place in places}
         self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
+        self._again &= asked
         for place, looks in sorted(self._looks.items()):
             drawn = Digest(sha256(place[0].to_bytes(4, "little") + place[1]).digest())
             turn = 0 if place[1] == self._ledger.me else self._order(drawn, "repair").index(self._ledger.me)
