@@ -11,7 +11,7 @@ from node.fetch.payloads import collect_keys, collect_pinned
 from node.fetch.sources import Sources
 from protocol import keys
 from protocol.messages import ENVELOPE_BYTES, Reveal
-from protocol.types import Digest, Peer, PeerId, Pointer, Slot, Uid
+from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Pointer, Slot, Uid
 from simulation.clock import Life
 from storage.s3 import open_bucket, open_pointer
 from storage.seal import seal
@@ -87,7 +87,9 @@ def test_a_validator_reads_one_payload_and_the_envelope_for_each_of_them(s3_stor
     bucket.put(keys.payload(RUN, ROUND), sealed.object, timeout_seconds=60)
     pointer = Pointer(s3_store.endpoint, user.bucket, user.read_access_key, user.read_secret_key)
     peers = with_copycats(pointer)
-    spec: Any = SimpleNamespace(object_bytes=len(sealed.object), gauntlet=toy_spec().gauntlet)
+    records = SimpleNamespace(records_bytes=len(sealed.object) - ENVELOPE_BYTES - DIGEST_BYTES)
+    layout = SimpleNamespace(part=lambda index, count: records)
+    spec: Any = SimpleNamespace(layout=layout, gauntlet=toy_spec().gauntlet)
     _, before = TRAFFIC.moved()
     found = collect_pinned(
         spec,
