@@ -40,12 +40,11 @@ def seconds_left(
     """Return the seconds until the others have done all their steps; None if that is unknown. It is for a member that
     is slower (it has planned fewer steps) or begins the round late; None for any other. Times vary, and a step of a
     slow machine may last longer than a round waits. So the result is a little less than the others' time, and less by a
-    beat, in which they see our claim. begun: steps that each of the others has done; only the further half counts,
-    since a member that began late too does not tell how far the round is."""
+    beat, in which they see our claim. begun: steps that each of the others has done."""
     others = [
         whole_seconds(update, steps) for record in records[-ROUNDS:] for update in record.updates if update.peer != me
     ]
-    done = median(sorted(begun)[len(begun) // 2 :]) / steps if begun else 0.0
+    done = median(begun) / steps if begun else 0.0
     if not others or (done < LATE and planned == steps):
         return None
     usual = median(others)
