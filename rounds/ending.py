@@ -42,7 +42,7 @@ def _last_is_up(member: "Member") -> bool:
 
 
 def drain(member: "Member") -> None:
-    """Take back the request that we leave, which we follow."""
+    """Delete the request that we leave, now that we do: the next start is a new decision."""
     with suppress(StorageError):
         member.ledger.left()
     logger.info(

@@ -16,9 +16,10 @@ from protocol.cluster import MeanPart, Record, digest_of
 from protocol.layout import DenseLayout
 from protocol.messages import ENVELOPE_BYTES
 from protocol.types import Digest, PeerId
+from rounds.other_members import start_fetching
 from rounds.recovery import LOST_SILENCES
 from sparseloco.wire import plaintext_bytes
-from storage.collect import Collection as Fetching
+from storage.collect import Collection
 from storage.exchange import Wanted
 from storage.seal import matches
 
@@ -47,7 +48,7 @@ class Mean:
         member, began = self._member, self._member.time.now()
         link, owners = record.link(member.ledger.run, round), [update.peer for update in record.updates]
         found, half = dict[PeerId, MeanPart](), inf
-        fetching, told = list[Fetching](), TOLD_SECONDS
+        fetching, told = list[Collection](), TOLD_SECONDS
         try:
             while True:
                 new = member.ledger.mean_parts(round, link, [owner for owner in owners if owner not in found])
@@ -136,12 +137,11 @@ class Mean:
         found = self._member.ledger.mean_parts(round, link, owners)
         return [owner for owner in owners if owner not in found]
 
-    def _fetch(self, round: int, owners: list[PeerId], new: dict[PeerId, MeanPart]) -> list[Fetching]:
+    def _fetch(self, round: int, owners: list[PeerId], new: dict[PeerId, MeanPart]) -> list[Collection]:
         """Start to fetch the objects of these parts."""
         if not new:
             return []
         member, sources = self._member, self._member.ledger.payloads(new)
-        until = member.time.now() + len(new) * member.seconds_to_send()
         layouts = dict(zip(owners, self._layout.parts(len(owners)), strict=True))
         wanted = [
             Wanted(
@@ -152,11 +152,4 @@ class Mean:
             )
             for owner, part in new.items()
         ]
-        fetching = Fetching(
-            wanted,
-            seconds_left=lambda: max(0.0, until - member.time.now()),
-            max_threads=len(wanted),
-            cache=member.state.cache,
-            time=member.time,
-        )
-        return [fetching.start()]
+        return [start_fetching(member, wanted, len(new) * member.seconds_to_send())]

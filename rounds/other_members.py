@@ -1,6 +1,6 @@
 """Watch the other members of a cluster during a round, in parallel with our own part of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
 ENDING = 4
 """While there is no claim yet, we read the beats only in the last one of this many parts of our inner steps."""
+
+
+def start_fetching(member: "Member", wanted: Sequence[Wanted], seconds: float) -> Collection:
+    """Start to fetch these objects of a round beside each other, within so many seconds."""
+    until = member.time.now() + seconds
+    return Collection(
+        wanted,
+        seconds_left=lambda: max(0.0, until - member.time.now()),
+        max_threads=len(wanted),
+        cache=member.state.cache,
+        time=member.time,
+    ).start()
 
 
 class OtherMembers:
@@ -83,15 +95,7 @@ class OtherMembers:
         ]
         if not wanted:
             return
-        until = member.time.now() + member.seconds_to_send()
-        collection = Collection(
-            wanted,
-            seconds_left=lambda: max(0.0, until - member.time.now()),
-            max_threads=len(wanted),
-            cache=member.state.cache,
-            time=member.time,
-        )
-        self._fetching.append(collection.start())
+        self._fetching.append(start_fetching(member, wanted, member.seconds_to_send()))
 
     def wait(self) -> None:
         """Await the started fetches, until each is done or has failed."""

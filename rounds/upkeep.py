@@ -42,8 +42,8 @@ class Upkeep:
         """The list of wanted places that we published; None if it may be from an earlier start."""
         self._looks: dict[Place, int] = {}
         """In how many consecutive looks it was asked for."""
-        self._again = set[Place]()
-        """Asked for while the store showed it: it may be damaged there."""
+        self._again = set[tuple[Place, str]]()
+        """Keys of objects that were asked for while the store showed them: they may be damaged there."""
         self._cleared = -1
         """The last round in which we checked for old objects."""
 
@@ -87,7 +87,7 @@ class Upkeep:
         object."""
         asked = {place for places in self._ledger.wanted().values() for place in places}
         self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
-        self._again &= asked
+        self._again = {one for one in self._again if one[0] in asked}
         for place, looks in sorted(self._looks.items()):
             drawn = Digest(sha256(place[0].to_bytes(4, "little") + place[1]).digest())
             turn = 0 if place[1] == self._ledger.me else self._order(drawn, "repair").index(self._ledger.me)
@@ -135,8 +135,9 @@ class Upkeep:
             if peer == self._ledger.me and isinstance(claim, Claim):
                 self._put_blocks_back(key, file)
             facts = self._ledger.bucket.head(key, timeout_seconds=CALL_SECONDS)
-            if facts is not None and facts.size_bytes == file.stat().st_size and (round, peer) not in self._again:
-                self._again.add((round, peer))
+            shown = (round, peer), key
+            if facts is not None and facts.size_bytes == file.stat().st_size and shown not in self._again:
+                self._again.add(shown)
                 return True
         seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
