@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rounds.member import Member
 
 ROUNDS_KEPT = 2
-"""The files of the newest checkpoints are kept, of this many rounds: the newest may be from a member that computes
-wrongly."""
+"""The newest checkpoints are kept, of this many rounds: the newest may be from a member that computes wrongly."""
 MOST_FILES = 100_000
 """Most files of a listing: a hundred terabytes."""
 
@@ -32,7 +31,7 @@ class MemberShelf:
     publishing it a round later, the next member in that order does. After the run's last record it waits
     `silent_seconds` instead of a round."""
 
-    kept = 1
+    kept = ROUNDS_KEPT  # its turn may come twice in a row
 
     def __init__(self, member: "Member") -> None:
         self._member = member
