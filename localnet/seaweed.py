@@ -43,6 +43,9 @@ MEMORY_MIB = 512
 """Its soft memory limit. With 256 its garbage collector never rests: the same uploads took 27 s of processor time, and
 10 s with 512 or with 1024."""
 VACUUM_SECONDS = 30
+STARTS = 3
+"""Another program may take a port between our choice and the server's start. Until ready.json names the address, the
+server may move to other ports."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "master") for kind in ("", ".grpc")]
 
@@ -63,6 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(weed: Path, folder: Path, names: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
+    for left in reversed(range(STARTS)):
+        status = _live(weed, folder, names)
+        if status and left and not (folder / "ready.json").exists():
+            (folder / "ports.json").unlink()
+        else:
+            break
+    return status
+
+
+def _live(weed: Path, folder: Path, names: Sequence[str]) -> int:
+    """Run the server to its end."""
     ports, ready_file = _ports(folder / "ports.json"), folder / "ready.json"
     known = read_ready(ready_file, names) if ready_file.exists() else None
     ready = known or StoreReady(f"http://{HOST}:{ports['s3.port']}", {name: _user(name) for name in names})
@@ -83,8 +97,7 @@ def _serve(weed: Path, folder: Path, names: Sequence[str]) -> int:
         # Not SIGTERM, after which it may linger for minutes: acknowledged data are already with the kernel.
         process.kill()
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, stop)
+    handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
         if known is None and _open(ready, admin, process):
             write_ready(ready_file, ready)
@@ -93,6 +106,8 @@ def _serve(weed: Path, folder: Path, names: Sequence[str]) -> int:
         process.kill()
         process.wait()
         _remove_sockets(ports)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
     if stopped:
         return 0
     sys.stderr.write(f"SeaweedFS ended with status {process.returncode}: its last lines above say why\n")

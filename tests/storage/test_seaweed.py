@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from localnet import seaweed
+from localnet.ports import free_ports
 from localnet.store import StoreReady, read_ready
 from protocol.errors import AccessDenied, StorageError
 from storage.s3 import PART_BYTES, S3Bucket, open_bucket, open_pointer
@@ -148,6 +150,27 @@ def test_secrets_are_for_the_owner_only_and_the_process_ends_cleanly_on_sigterm(
         assert sockets(ports)
     assert process.returncode == 0
     assert not sockets(ports)
+
+
+@pytest.mark.parametrize("listener", ["s3.port", "filer.port.grpc", "volume.port.grpc"])
+def test_a_port_that_another_program_takes_is_given_up_until_somebody_knows_the_address(
+    listener: str, tmp_path: Path
+) -> None:
+    ports = dict(zip(seaweed._LISTENERS, free_ports(len(seaweed._LISTENERS)), strict=True))
+    (tmp_path / "ports.json").write_text(json.dumps(ports))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", ports[listener]))
+        other.listen()
+        with serving(tmp_path, "only-one"):
+            before = (tmp_path / "ports.json").read_text()
+            assert ports[listener] not in json.loads(before).values()
+            assert answer(read_ready(tmp_path / "ready.json").endpoint) == 403
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", json.loads(before)[listener]))
+        other.listen()
+        assert seaweed.main(["--folder", str(tmp_path), "only-one"]) == 1
+    assert (tmp_path / "ports.json").read_text() == before
 
 
 def sockets(ports: object) -> list[Path]:
