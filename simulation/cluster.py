@@ -15,11 +15,11 @@ from node.state.node_state import NodeState
 from node.state.store import StateStore
 from protocol.cluster import ClusterOuter, ClusterSpec, ClusterTable
 from protocol.errors import StorageError
-from protocol.spec import Exchange
+from protocol.spec import Exchange, ModelSpec
 from protocol.types import Digest, PeerId
 from rounds.member import Member
 from simulation.clock import Killed, Life
-from simulation.learner import MODEL, Costs, Learner, NoText
+from simulation.learner import DEEP, MODEL, Costs, Learner, NoText
 from simulation.machine import COMPRESSION, DATA, Machines, Recorder, inner, transfer_seconds
 from simulation.machine import Machine as NodeMachine
 from simulation.store import Call
@@ -48,7 +48,7 @@ class Cluster(Machines[Machine]):
     """All members of a run, on one clock. `tell` hears every event of every member, in order."""
 
     def __init__(self, folder: Path, seed: int, members: int, tell: Told, exchange: Exchange = "sparse") -> None:
-        super().__init__("cluster", folder, seed, tell)
+        super().__init__("cluster", folder, seed, tell, _model(exchange))
         self.machines: list[Machine] = []
         self._by_name: dict[str, Machine] = {}
         self.store.log = deque(maxlen=0)
@@ -129,13 +129,17 @@ def _spec(exchange: Exchange, genesis: Digest) -> ClusterSpec:
         genesis_checkpoint=genesis.hex(),
         checkpoint_rounds=4,
         local=True,
-        model=MODEL,
+        model=_model(exchange),
         compression=COMPRESSION,
         inner=inner(STEPS),
         data=DATA,
         outer=ClusterOuter(alpha=0.7, momentum=0.9) if exchange == "int8" else ClusterOuter(),
         cluster=ClusterTable(keep_rounds=24, exchange=exchange),
     )
+
+
+def _model(exchange: Exchange) -> ModelSpec:
+    return DEEP if exchange == "int8" else MODEL
 
 
 def _member_id(name: str, home: int) -> PeerId:

@@ -156,8 +156,7 @@ def simulate_cluster(options: argparse.Namespace) -> "ClusterResult":
 
 @contextmanager
 def drawn_keys(seed: int) -> Iterator[None]:
-    """Sealing keys drawn from the seed. No decision depends on them, but names of files do, and so what a damaged disk
-    damages."""
+    """Sealing keys drawn from the seed: names of files depend on them, and in a cluster whose turn it is."""
     from storage import seal
 
     real = vars(seal)["secrets"]

@@ -30,7 +30,6 @@ from training.shards import Shards, Split
 from training.trainer import RECORDS, Trainer
 
 NUM_PAGES = 1 << 20
-SHAPES = {"matrix": (8, 16), "vector": (44,)}
 PAGE_SEQUENCES = 4
 OWN_SHARE = 1.0
 """Strength of a page's own direction, as a share of the common one."""
@@ -42,13 +41,18 @@ _REMEMBERED = 16
 
 
 class Point(ModelSpec):
-    """The linear problem's shapes in a run spec's model table, so that all of the real code sees its layout."""
+    """The linear problem's shapes in a run spec's model table, so that all of the real code sees its layout: a matrix
+    and a vector, or a short vector for each of several layers."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(SHAPES)
+        if self.layers == 1:
+            return {"matrix": (8, 16), "vector": (44,)}
+        return {f"vector-{layer}": (8,) for layer in range(self.layers)}
 
 
 MODEL = Point(vocabulary=8, layers=1, width=4, heads=2, kv_heads=1, ffn=4, context=8)
+DEEP = MODEL.model_copy(update={"layers": 7})
+"""A mean of it has seven parts where every value is sent; one of MODEL has two."""
 PAGE_TOKENS = PAGE_SEQUENCES * MODEL.context
 
 
@@ -142,9 +146,11 @@ class Machine(Trainer):
 
     def __init__(self, ranks: Ranks, *, spec: str) -> None:
         self.ranks = ranks
-        self.spec = TrainingSpec.model_validate_json(spec).model_copy(update={"model": MODEL})
-        self.layout = Layout.of(MODEL.shapes(), self.spec.compression.k)
-        self.weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        read = TrainingSpec.model_validate_json(spec)
+        model = Point(**read.model.model_dump())
+        self.spec = read.model_copy(update={"model": model})
+        self.layout = Layout.of(model.shapes(), self.spec.compression.k)
+        self.weights = {name: torch.zeros(shape) for name, shape in model.shapes().items()}
         self._areas = {}
         self._held = self._kept = None
 

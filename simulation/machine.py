@@ -19,7 +19,7 @@ from node.telemetry.events import Events
 from protocol import keys
 from protocol.errors import ConfigError, MurmurError
 from protocol.ports import Bucket
-from protocol.spec import CompressionSpec, DataSpec, InnerSpec, TrainingSpec
+from protocol.spec import CompressionSpec, DataSpec, InnerSpec, ModelSpec, TrainingSpec
 from protocol.types import Digest
 from simulation.clock import Clock, Life
 from simulation.learner import MODEL, NUM_PAGES, PAGE_SEQUENCES, PAGE_TOKENS, Costs, Learner, Problem
@@ -112,13 +112,20 @@ class Disk(StateStore):
 class Machines(ABC, Generic[M]):
     """All machines of a run, on one clock. `tell` hears every event of every machine, in order."""
 
-    def __init__(self, what: str, folder: Path, seed: int, tell: Callable[[M, str, int, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        what: str,
+        folder: Path,
+        seed: int,
+        tell: Callable[[M, str, int, dict[str, Any]], None],
+        model: ModelSpec = MODEL,
+    ) -> None:
         self.folder, self.seed, self.tell = folder, seed, tell
         self.random = random.Random(f"{what} {seed}")
         self.clock = Clock(seed)
         self.outside = self.clock.life("world")
         self.store = Store()
-        self.problem = Problem(seed, sum(prod(shape) for shape in MODEL.shapes().values()))
+        self.problem = Problem(seed, sum(prod(shape) for shape in model.shapes().values()))
 
     @abstractmethod
     def everyone(self) -> Iterable[M]:

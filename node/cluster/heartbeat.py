@@ -18,7 +18,7 @@ class Heartbeat:
         """process: 16 hexadecimal digits, unique among this member's processes; drawn if empty."""
         self._ledger, self._name, self.beat_seconds = ledger, name, beat_seconds
         self.process = process or secrets.token_hex(8)
-        self._lock = ledger.time.condition()
+        self._changed, self._writing = ledger.time.condition(), False
         self._count = 0
         self._left = False
         self.round, self.step = 0, 0
@@ -28,8 +28,15 @@ class Heartbeat:
         self._ledger.time.start(self._go_on, "pulse")
 
     def leave(self) -> None:
-        """Write the last beat: the other members stop waiting for us."""
+        """Write the last beat: the other members stop waiting for us. Write none if the one before it is stuck."""
         self._left = True
+        time = self._ledger.time
+        until = time.now() + LEAVE_SECONDS
+        with self._changed:
+            while self._writing and (left := until - time.now()) > 0:
+                self._changed.wait(left)
+            if self._writing:
+                return
         with suppress(StorageError):
             self._beat(LEAVE_SECONDS)
 
@@ -41,8 +48,14 @@ class Heartbeat:
             self._ledger.time.sleep(max(0.0, began + self.beat_seconds - self._ledger.time.now()))
 
     def _beat(self, timeout_seconds: float) -> None:
-        with self._lock:  # the last beat must be the one that says that we leave
+        with self._changed:
+            self._writing = True
+        try:
             self._write(timeout_seconds)
+        finally:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
 
     def _write(self, timeout_seconds: float) -> None:
         self._count += 1

@@ -263,7 +263,7 @@ def test_incentive_is_what_the_last_epoch_made_of_the_weights_and_nothing_before
         first: pytest.approx(65535 * 0.75, abs=2),
         second: pytest.approx(65535 * 0.25, abs=2),
     }, "what a validator gives itself is nothing"
-    assert chain.peers(epoch + 1) == peers, "until the next epoch"
+    assert final(chain, epoch + 1) == peers, "until the next epoch"
 
 
 def test_weights_are_read_back_scaled_to_u16_and_a_second_set_at_once_is_refused_by_name(harness: Harness) -> None:

@@ -341,5 +341,5 @@ def test_a_crowd_of_near_equal_payloads_costs_seconds_at_most() -> None:
 
     crowd, caught = seconds([base])
     assert caught == 256
-    assert crowd < 6.0
+    assert crowd < 30.0
     assert seconds(few)[1] == 256

@@ -1,6 +1,7 @@
 """A miner's own state on disk: the newest whole one, whatever was interrupted, and never a mixture of two."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def test_nothing_waits_for_the_disk_and_what_is_given_up_leaves_the_state_of_bef
     pieces(1)
     held = threading.Thread(target=own.hold)
     held.start()
+    while own._wanted:  # it has said so before the next piece is written
+        time.sleep(0.001)
     pieces(1)
     held.join(5.0)
     assert not held.is_alive()

@@ -95,7 +95,7 @@ class World:
         return main(["run", action, str(folder), *words, "--config", str(self.config)])
 
     def publish(self, folder: Path, *words: str) -> int:
-        return self.run("publish", folder, "--start-in", "25", *words)
+        return self.run("publish", folder, "--start-in", "60", *words)
 
 
 @pytest.fixture(scope="module")

@@ -91,8 +91,7 @@ def test_a_killed_devnet_goes_on_from_its_last_finished_block(tmp_path: Path) ->
     devnet = launch.start(tmp_path, genesis(), block_seconds=0.002, keep_blocks=100_000)
     port = int(devnet.url.rsplit(":", 1)[1])
     seen: dict[int, str] = {}
-    killer = threading.Timer(0.6, devnet.kill)
-    killer.start()
+    killer: threading.Timer | None = None
     with connect(devnet.url) as connection:
         connection.send(json.dumps({"id": 1, "method": "chain_subscribeNewHeads"}))
         try:
@@ -100,8 +99,12 @@ def test_a_killed_devnet_goes_on_from_its_last_finished_block(tmp_path: Path) ->
                 header = json.loads(message).get("params", {}).get("result")
                 if header:
                     seen[int(header["number"], 16) - 1] = header["parentHash"]
+                if killer is None and len(seen) > 20:
+                    killer = threading.Timer(0.1, devnet.kill)  # at whatever line it is then
+                    killer.start()
         except (OSError, ConnectionClosed):
             pass
+    assert killer is not None
     killer.join()
     assert_every_block_is_whole(tmp_path / DATABASE)
     again = launch.start(tmp_path, port=port, step=True, keep_blocks=100_000)
