@@ -87,9 +87,9 @@ def assert_in_parts(run: Run, recorder: Recorder) -> None:
 
 
 def assert_fetched_ahead(run: Run, recorder: Recorder) -> None:
-    """Whoever needed a payload asked for it once, although a miner wants it twice: before it knows the selection, and
-    to apply it."""
+    """Whoever needed a payload began it once, although a miner wants it twice: before it knows the selection, and to
+    apply it. A download that a busy machine cuts short goes on at its next byte."""
     for miner in MINERS:
         for round in (round for round in range(ROUNDS) if round != KILLED_IN):
             asked = [request for request in recorder.of(payload(run, miner, round)) if request.method == "GET"]
-            assert [request.first for request in asked] == [0] * READERS, (miner, round, asked)
+            assert [request.first for request in asked].count(0) == READERS, (miner, round, asked)
