@@ -6,22 +6,23 @@ All files are in one place under their digests, so a state that two members publ
 
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cluster.turns import turns
 from node.cluster.ledger import CALL_SECONDS
 from node.cluster.rejoin import SLOWEST_BYTES, newest_shown
 from node.state.saved import Snapshot
+from node.sync.checkpoints import Shown
 from protocol import keys
 from protocol.errors import StorageError
 from protocol.types import DIGEST_BYTES, Digest
 from storage.s3 import RangedBucket
+from training.cluster import CHECKPOINT_ROUNDS_KEPT
 
 if TYPE_CHECKING:
     from rounds.member import Member
 
-ROUNDS_KEPT = 2
-"""The newest checkpoints are kept, of this many rounds: the newest may be from a member that computes wrongly."""
 MOST_FILES = 100_000
 """Most files of a listing: a hundred terabytes."""
 
@@ -31,7 +32,7 @@ class MemberShelf:
     publishing it a round later, the next member in that order does. After the run's last record it waits
     `silent_seconds` instead of a round."""
 
-    kept = ROUNDS_KEPT  # its turn may come twice in a row
+    kept = CHECKPOINT_ROUNDS_KEPT  # its turn may come twice in a row
 
     def __init__(self, member: "Member") -> None:
         self._member = member
@@ -74,17 +75,19 @@ class MemberShelf:
                 self.files.abort_unfinished(keys.blob(file), timeout_seconds=CALL_SECONDS)
         return ()
 
-    def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """Return the files that belong to no checkpoint of the newest rounds and that no member is publishing, from any
-        sender. Deletes documents of members that are gone and show nothing else."""
-        ledger, prefix = self._ledger, keys.blob(Digest(b""))
-        shown, living = ledger.shown(), {*self._member.upkeep.living, self._member.me}
-        rounds = sorted({checkpoint.round for _, checkpoint in newest_shown(shown)}, reverse=True)[:ROUNDS_KEPT]
-        needed = set[Digest]()
+    def unneeded(self, published: Shown) -> Collection[Digest]:
+        """Return the files that belong to no checkpoint of the newest rounds and that no other member is publishing,
+        from any sender. Deletes documents of members that are gone and show nothing else. Raises StorageError where a
+        document of a living member cannot be read: its files would seem to be nobody's."""
+        ledger, prefix, me = self._ledger, keys.blob(Digest(b"")), self._member.me
+        living = {*self._member.upkeep.living, me}
+        # What the store says of us may be old or damaged; all our uploads have ended.
+        shown = {**ledger.shown(needed=living - {me}), me: replace(published, loose=())}
+        newest = newest_shown(shown)
+        needed = {file for _, checkpoint in newest for file in checkpoint.files}
         for member, one in shown.items():
-            newest = [checkpoint for checkpoint in one.checkpoints if checkpoint.round in rounds]
-            if newest or member in living:
-                needed |= {*one.loose, *(file for checkpoint in newest for file in checkpoint.files)}
+            if member in {*living, *(owner for owner, _ in newest)}:
+                needed |= {*one.loose}
             else:
                 self.left_over(one.loose)
                 key = keys.members_checkpoints(self.run) + member.hex()

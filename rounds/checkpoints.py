@@ -64,9 +64,9 @@ class Shelf(Protocol):
         """Return the files that our document calls loose after a start and that we still have to delete ourselves."""
         ...
 
-    def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """Return the files to delete now that our new document is published. loose: files that our earlier document
-        named and this one does not."""
+    def unneeded(self, published: Shown) -> Collection[Digest]:
+        """Return the files to delete now that this document is published. It calls those loose that our earlier one
+        named and it does not. Raises StorageError."""
         ...
 
     def document_seconds(self) -> float:
@@ -102,8 +102,8 @@ class ValidatorShelf:
     def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
         return loose  # no other node deletes it
 
-    def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
-        return loose
+    def unneeded(self, published: Shown) -> Collection[Digest]:
+        return published.loose
 
     def document_seconds(self) -> float:
         return self._node.transfer_seconds(1)
@@ -155,6 +155,11 @@ class Checkpoints:
             return
         if work is not None:
             self._task = self.shelf.time.start(partial(self._beside, work), "checkpoint")
+
+    def settle(self, seconds: float) -> None:
+        """Wait for the present task, at most so long."""
+        if self._task is not None:
+            self._task.join(seconds)
 
     def _work(self) -> Callable[[], None] | None:
         """Return the next task, None if there is none."""
@@ -251,7 +256,7 @@ class Checkpoints:
         )
         self._pinned = None
         rmtree(self.folder, ignore_errors=True)
-        for file in self.shelf.unneeded(loose):
+        for file in self.shelf.unneeded(new):
             bucket.delete(keys.blob(file), timeout_seconds=FETCH_SECONDS)
         self.shown = replace(new, loose=())
 

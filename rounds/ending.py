@@ -23,6 +23,7 @@ def finish(member: "Member") -> None:
     until = member.ended_at + turns * rules.silent_seconds + 2 * member.checkpoints.shelf.state_seconds()
     while not (up := _last_is_up(member)) and member.time.now() < until:
         member.time.sleep(rules.beat_seconds)
+    member.checkpoints.settle(rules.silent_seconds)  # it may be deleting what is not needed any more
     logger.info(
         "the run is closed: round {round} was its last. theta {theta} is on this disk{there}",
         round=state.saved.round - 1,
@@ -35,6 +36,7 @@ def _last_is_up(member: "Member") -> bool:
     """Whether somebody shows the last theta; puts it up where that is our turn."""
     member.checkpoints.look()
     try:
+        member.read_beats()  # who dies meanwhile publishes nothing
         return is_shown(member.ledger, member.state.saved.link)
     except StorageError as fault:
         member.patience.failed(fault)

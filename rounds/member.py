@@ -14,7 +14,7 @@ from cluster.closing import closing, grace_seconds
 from cluster.pace import ROUNDS, least_steps, look_seconds, planned_steps, seconds_left
 from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
-from node.cluster.amendments import AmendedSpec
+from node.cluster.amendments import AmendedSpec, KeptAmendments
 from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import CALL_SECONDS, Ledger, Patience
 from node.cluster.record_log import RecordLog
@@ -50,7 +50,9 @@ class Member:
         self, spec: ClusterSpec, name: str, state: NodeState, shards: Shards, ledger: Ledger, process: str = ""
     ) -> None:
         """process: as in Heartbeat."""
-        self.amended, self.state, self.ledger, self.time = AmendedSpec(spec, ledger), state, ledger, ledger.time
+        self.state, self.ledger, self.time = state, ledger, ledger.time
+        self.amendments = KeptAmendments(state.store.folder / "amendments", ledger)
+        self.amended = AmendedSpec(spec, self.amendments)
         self.me = ledger.me
         self.work = RoundWork(
             state,
@@ -65,7 +67,7 @@ class Member:
         self.patience = Patience(ledger.time, spec.cluster.beat_seconds)
         self.checkpoints = Checkpoints(MemberShelf(self))
         self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
-        self.upkeep = Upkeep(spec, state, ledger, self.log)
+        self.upkeep = Upkeep(spec, state, ledger, self.log, self.amendments)
         self.recovery = Recovery(self)
         self.mean = Mean(self, spec.layout) if isinstance(spec.layout, DenseLayout) else None
         """How a round's mean is made, in the int8 exchange."""
@@ -131,12 +133,15 @@ class Member:
                 count=amended.count,
             )
         self.amended = amended
+        self.amendments.keep(amended.taken)
         rules = self.spec.cluster
         self.presence.rules, self.pulse.beat_seconds, self.upkeep.spec = rules, rules.beat_seconds, self.spec
 
     def take_part(self) -> None:
         """The next round, from wherever the run stands, unless it is closed."""
         try:
+            if not self.recovery.recalled:
+                self.recovery.recall()
             self.rejoin()
             if self.amended.closed:
                 return
@@ -269,6 +274,8 @@ class Member:
                 if (record := self.ledger.record(round)) is not None:
                     return record
                 claims = others.claims()
+                if self.claimed[0] == round and self.me not in claims:
+                    self.ledger.claim_again(round)
                 others.fetch(claims)
                 self.look_at_beats()
                 if self.presence.furthest() > round:

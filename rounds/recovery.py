@@ -29,6 +29,8 @@ class Recovery:
 
     def __init__(self, member: "Member") -> None:
         self._member = member
+        self.recalled = False
+        """Whether we know what the records before our round say."""
         self._lacking = (-1, 0.0)
         """The round of which we lack something, and since when."""
         self._astray, self._astray_in = 0, -1
@@ -39,15 +41,15 @@ class Recovery:
         disk has. Raises StorageError while that is to come."""
         member = self._member
         try:
-            self._recall()
+            self.recall()
         except Lacking as fault:
             self.ask(fault)
         member.upkeep.have()
         member.state.events.emit("joined", member.state.saved.round)
 
-    def _recall(self) -> None:
-        """Take what the last records before our round say: what steps take, and which amendments hold. Raises
-        Lacking."""
+    def recall(self) -> None:
+        """Take what the last records before our round say: what steps take, and which amendments hold. Raises Lacking,
+        StorageError."""
         member = self._member
         round = member.state.saved.round
         latest = [self._record(one) for one in range(max(0, round - ROUNDS), round)]
@@ -57,6 +59,17 @@ class Recovery:
             )
         member.records = [record for record in latest if record is not None]
         member.take_up(member.amended.at(member.records[-1].amendments if member.records else 0))
+        self.recalled = True
+
+    def _from_checkpoint(self, later_than: int) -> bool:
+        """Load the newest usable checkpoint of a round after `later_than`, and recall. Return whether there was one.
+        Raises StorageError; if a checkpoint was loaded before that, our next round begins with `recall`."""
+        before, self.recalled = self.recalled, False
+        if not from_checkpoint(self._member.ledger, self._member.state, later_than):
+            self.recalled = before
+            return False
+        self.recall()
+        return True
 
     def _record(self, round: int) -> Record | None:
         """The store's, else our disk's."""
@@ -71,17 +84,15 @@ class Recovery:
         nobody keeps it any more. Raises what it was given while there is none."""
         member = self._member
         kept = member.ledger.closed_at(fault.round + member.spec.cluster.keep_rounds) is None
-        if not kept and from_checkpoint(member.ledger, member.state, fault.round):
-            self._recall()
+        if not kept and self._from_checkpoint(fault.round):
             return
         if self._lacking[0] != fault.round:
             self._lacking = fault.round, member.time.now()
         member.pulse.phase = "join"
         member.upkeep.ask(fault.round, fault.peers)
         until = self._lacking[1] + LOST_SILENCES * member.spec.cluster.silent_seconds
-        if member.time.now() < until or not from_checkpoint(member.ledger, member.state, fault.round):
+        if member.time.now() < until or not self._from_checkpoint(fault.round):
             raise fault
-        self._recall()
         self._lacking = -1, 0.0
 
     def start_over(self, why: str) -> None:
@@ -96,12 +107,12 @@ class Recovery:
         if self._astray:
             logger.error("this machine computes another theta than the run: check its memory, its GPU and its release")
             member.time.sleep(min(LONGEST_PAUSE, member.spec.cluster.silent_seconds * 2 ** min(self._astray, 10)))
-        if from_checkpoint(member.ledger, member.state, -1):
-            self._recall()
+        if self._from_checkpoint(-1):
             return
         if round > member.spec.cluster.keep_rounds:
             raise StorageError(
                 "no member has a checkpoint, and the payloads since theta_0 are gone: keeping our own state"
             )
+        self.recalled = False
         from_genesis(member.ledger, member.state)
-        self._recall()
+        self.recall()

@@ -5,6 +5,7 @@ A payload's key never changes (protocol/keys.py), so any member that holds it re
 check them by digest. A record is created only if there is none; only an object that is no record is replaced.
 """
 
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from hashlib import sha256
@@ -13,6 +14,7 @@ from pathlib import Path
 from loguru import logger
 
 from cluster.turns import turns
+from node.cluster.amendments import KeptAmendments
 from node.cluster.ledger import CALL_SECONDS, Ledger
 from node.cluster.record_log import RecordLog
 from node.cluster.rejoin import SLOWEST_BYTES
@@ -27,21 +29,28 @@ from storage.resume import mapped
 from storage.seal import blocks_of
 
 AGAIN_LOOKS = 3
-"""An object that was restored and is still asked for is restored again after this many looks."""
+"""An object that was restored and is still asked for is restored again after this many looks, then after twice as many,
+and so on: who asks may be gone."""
+MOST_DOUBLINGS = 10
 
 
 class Upkeep:
     """One member's upkeep of the shared bucket. `living`: the members whose programs run, set by the player of its
     rounds."""
 
-    def __init__(self, spec: ClusterSpec, state: NodeState, ledger: Ledger, records: RecordLog) -> None:
+    def __init__(
+        self, spec: ClusterSpec, state: NodeState, ledger: Ledger, records: RecordLog, amendments: KeptAmendments
+    ) -> None:
         self.spec, self._state, self._ledger, self._records = spec, state, ledger, records
+        self._amendments = amendments
         self.living = frozenset[PeerId]()
         self._ended = False
         self._wants: frozenset[Place] | None = None
         """The list of wanted places that we published; None if it may be from an earlier start."""
         self._looks: dict[Place, int] = {}
         """In how many consecutive looks it was asked for."""
+        self._restored = Counter[Place]()
+        """How often we have restored what is still asked for."""
         self._again = set[tuple[Place, str]]()
         """Keys of objects that were asked for while the store showed them: they may be damaged there."""
         self._cleared = -1
@@ -83,16 +92,19 @@ class Upkeep:
     # --- repair ------------------------------------------------------------------------------------------------
 
     def _answer(self) -> None:
-        """Restore objects that a member lacks and we hold, one member after the other, in an order drawn for each
-        object."""
-        asked = {place for places in self._ledger.wanted().values() for place in places}
+        """Restore objects that a living member lacks and we hold, one member after the other, in an order drawn for
+        each object."""
+        lists = self._ledger.wanted().items()
+        asked = {place for member, places in lists if member in self.living for place in places}
         self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
+        self._restored = Counter({place: times for place, times in self._restored.items() if place in asked})
         self._again = {one for one in self._again if one[0] in asked}
         for place, looks in sorted(self._looks.items()):
             drawn = Digest(sha256(place[0].to_bytes(4, "little") + place[1]).digest())
             turn = 0 if place[1] == self._ledger.me else self._order(drawn, "repair").index(self._ledger.me)
             if looks > turn and self._put_back(*place):
-                self._looks[place] = -AGAIN_LOOKS
+                self._looks[place] = -AGAIN_LOOKS * 2 ** min(self._restored[place], MOST_DOUBLINGS)
+                self._restored[place] += 1
 
     def _put_back(self, round: int, peer: PeerId) -> bool:
         """Restore the object; return whether we could."""
@@ -125,20 +137,19 @@ class Upkeep:
         return []
 
     def _put_object_back(self, round: int, peer: PeerId, claim: Claim | MeanPart) -> bool:
-        """Restore a sealed object: a member's update, or its part of the round's mean. In the int8 exchange, one that
-        stands in its size is restored when it is asked for again: it is large, and the other one may be meant."""
+        """Restore a sealed object: a member's update, or its part of the round's mean. One that stands in its size is
+        restored when it is asked for again: another member may have restored it, or the other one may be meant."""
         file = self._state.sealed_file(round, peer, digest_of(claim.envelope))
         if file is None:
             return False
         key = self._ledger.payload_key(round, peer, self._ledger.key_of(claim))
-        if self.spec.exchange == "int8":
-            if peer == self._ledger.me and isinstance(claim, Claim):
-                self._put_blocks_back(key, file)
-            facts = self._ledger.bucket.head(key, timeout_seconds=CALL_SECONDS)
-            shown = (round, peer), key
-            if facts is not None and facts.size_bytes == file.stat().st_size and shown not in self._again:
-                self._again.add(shown)
-                return True
+        if self.spec.exchange == "int8" and peer == self._ledger.me and isinstance(claim, Claim):
+            self._put_blocks_back(key, file)
+        facts = self._ledger.bucket.head(key, timeout_seconds=CALL_SECONDS)
+        shown = (round, peer), key
+        if facts is not None and facts.size_bytes == file.stat().st_size and shown not in self._again:
+            self._again.add(shown)
+            return True
         seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
         logger.info("round {round}: restored the payload of {peer}", round=round, peer=peer.hex()[:8])
@@ -154,13 +165,14 @@ class Upkeep:
     # --- deletion ----------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        """Delete old objects, once a round, by the member drawn for the round; if it does not, the next round's member
-        does."""
-        saved, keep = self._state.saved, self.spec.cluster.keep_rounds
-        if saved.round <= max(self._cleared, keep):
+        """Delete old objects, and restore amendments, once a round, by the member drawn for the round; if it does not,
+        the next round's member does."""
+        saved = self._state.saved
+        if saved.round <= self._cleared:
             return
         if self._order(saved.link, "clear")[0] == self._ledger.me:
-            self._ledger.forget(saved.round - keep)
+            self._amendments.restore()
+            self._ledger.forget(saved.round - self.spec.cluster.keep_rounds)
         self._cleared = saved.round
 
     def _order(self, link: Digest, what: str) -> list[PeerId]:

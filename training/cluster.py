@@ -16,6 +16,8 @@ from training.timeline import Timed, amount, phase_seconds, schedule
 
 SLOWEST_BYTES = 125_000.0
 """Bytes per second of the slowest link that a member waits for: 1 Mb/s."""
+CHECKPOINT_ROUNDS_KEPT = 2
+"""The newest checkpoints are kept, of this many rounds: the newest may be from a member that computes wrongly."""
 CLOSE_CALLS = 4
 """Requests to close a round: list and read claims, create or read its record, beats."""
 
@@ -156,10 +158,11 @@ class ClusterPlan(TrainerPlan):
 
     @property
     def bucket_bytes(self) -> int:
-        """Most bytes in the bucket, without the data set: the payloads and means kept, and each member's newest
-        checkpoint."""
+        """Most bytes in the bucket, without the data set: the payloads and means kept, and the newest
+        checkpoints with the one that is being uploaded."""
         kept, means = self.spec.cluster.keep_rounds + 1, int(self.spec.exchange == "int8")
-        return kept * (self.members + means) * self.payload_bytes + self.members * self.setting.sizes.model
+        models = CHECKPOINT_ROUNDS_KEPT + 1
+        return kept * (self.members + means) * self.payload_bytes + models * self.setting.sizes.model
 
     # --- disk ----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from node.cluster.group_keys import Group
 from owner import presets
 from owner.cluster import draft, make_token, place, put_up, require_store
 from owner.theta import make_theta
+from protocol.errors import ConfigError
 from training.parallel import Ranks
 from training.shards import Shards
 
@@ -33,8 +34,12 @@ def create(options: Namespace, secret: str, token_file: Path, ranks: Ranks) -> N
     with progress("uploading") as tell:
         sealed = put_up(folder, bucket, spec, options.data, data, theta, tell)
     token = make_token(sealed, where)
-    require_group(bucket, sealed.digest, Group(token.secret))
-    _write_token(token_file, token.encode())
+    _write_token(token_file, token.encode())  # before the bucket knows its group: only this file has the secret
+    try:
+        require_group(bucket, sealed.digest, Group(token.secret))
+    except ConfigError:
+        token_file.unlink()
+        raise
     say(f"run {sealed.name} ({sealed.digest.hex()[:16]}) is in the bucket. Anyone who holds {token_file} can join")
     say(f"On each machine: python neurons/member.py --token-file {token_file} --name lab-a")
 
@@ -44,3 +49,5 @@ def _write_token(path: Path, line: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())

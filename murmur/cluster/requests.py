@@ -15,6 +15,7 @@ from node.cluster.bootstrap import open_ledger
 from node.cluster.group_keys import parse_token, read_token
 from node.cluster.ledger import Ledger
 from owner.cluster import require_store
+from protocol import keys
 from protocol.cluster import Amendment, ClusterSpec, amended
 from protocol.errors import ConfigError
 from protocol.types import DIGEST_BYTES, PeerId
@@ -97,8 +98,11 @@ def rotate(options: Namespace, secret_key: str) -> int:
 
 
 def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
-    """Return the spec with all amendments, in force or to come. Raises ConfigError where the run is closed."""
-    now = AmendedSpec(spec, ledger)
+    """Return the spec with all amendments, in force or to come. Raises ConfigError where the run is closed, and
+    StorageError where the store has lost one that is in force."""
+    rounds = ledger.rounds()
+    record = ledger.record(rounds - 1) if rounds else None
+    now = AmendedSpec(spec, ledger).at(record.amendments if record is not None else 0)
     now = now.at(now.coming())
     if now.closed:
         raise ConfigError(f"{spec.name} is closed: it cannot be changed any more")
@@ -108,6 +112,11 @@ def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
 def _create(ledger: Ledger, spec: ClusterSpec, amendment: Amendment) -> None:
     number = standing(ledger, spec).count + 1
     if not ledger.amend(number, amendment):
+        if ledger.amendment(number) is None:
+            raise ConfigError(
+                f"{keys.amendment(ledger.run, number)} is no amendment that this release can read: a newer release "
+                "wrote it, or the store has damaged it. Members ignore it. Delete this object, and try again"
+            )
         raise ConfigError(
             f"amendment {number} exists already: somebody else amended the run meanwhile. Nothing was written: "
             "check the current settings (murmur cluster status), and try again"

@@ -23,27 +23,27 @@ def look(token: Token) -> dict[str, Any]:
     bucket, run = open_shared(token), token.run_id
     spec = find_spec(bucket, run)
     ledger = Ledger(bucket, run, Group(token.secret), _NOBODY, REAL)
+    rounds = ledger.rounds()
+    latest = {round: ledger.record(round) for round in range(max(0, rounds - LAST), rounds)}
+    found = {round: record for round, record in latest.items() if record is not None}
+    now = AmendedSpec(spec, ledger).at(max((record.amendments for record in found.values()), default=0))
     before = ledger.beats()
-    REAL.sleep(1.5 * spec.cluster.beat_seconds)
+    REAL.sleep(1.5 * now.spec.cluster.beat_seconds)
     beats = ledger.beats()
     names = told_names(beats)
-    rounds = ledger.rounds()
-    records, now = [], AmendedSpec(spec, ledger)
-    for round in range(max(0, rounds - LAST), rounds):
-        record = ledger.record(round)
-        if record is not None:
-            now = now.at(record.amendments)
-            losses = [update.loss for update in record.updates if update.loss is not None]
-            records.append(
-                {
-                    "round": round,
-                    "members": [names.get(update.member, update.member[:8]) for update in record.updates],
-                    "steps": sum(update.steps for update in record.updates),
-                    "loss": median(losses) if losses else None,
-                    "theta": record.theta,
-                    "by": names.get(record.by, record.by[:8]),
-                }
-            )
+    records = []
+    for round, record in found.items():
+        losses = [update.loss for update in record.updates if update.loss is not None]
+        records.append(
+            {
+                "round": round,
+                "members": [names.get(update.member, update.member[:8]) for update in record.updates],
+                "steps": sum(update.steps for update in record.updates),
+                "loss": median(losses) if losses else None,
+                "theta": record.theta,
+                "by": names.get(record.by, record.by[:8]),
+            }
+        )
     members = [
         {
             "name": names[member.hex()],

@@ -5,39 +5,61 @@ their total number into the record. They are in force from the next round on. So
 another spec.
 """
 
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
 from loguru import logger
 
 from node.cluster.ledger import Ledger
-from protocol.cluster import Amendment, ClusterSpec, amended
-from protocol.errors import ConfigError, StorageError
+from protocol.cluster import Amendment, ClusterSpec, amended, encode_amendment, parse_amendment
+from protocol.errors import ConfigError, InvalidMessage, StorageError
+
+
+class Source(Protocol):
+    """Where amendments are read: the bucket (Ledger), or a member's bucket and disk (KeptAmendments)."""
+
+    def amendment(self, number: int) -> Amendment | None:
+        """Return the amendment; None if there is none yet. Raises StorageError."""
+        ...
 
 
 class AmendedSpec:
-    """A cluster's spec with the amendments of its records. count: number of amendments in force. closed: the run has
-    had its last round."""
+    """A cluster's spec with the amendments of its records. taken: the amendments in force. closed: the run has had its
+    last round."""
 
-    def __init__(self, first: ClusterSpec, ledger: Ledger) -> None:
-        self._first, self._ledger = first, ledger
-        self.count, self.spec, self.closed = 0, first, False
+    def __init__(self, first: ClusterSpec, source: Source) -> None:
+        self._first, self._source = first, source
+        self.taken: tuple[Amendment, ...] = ()
+        self.spec, self.closed = first, False
         self._refused = 0
+
+    @property
+    def count(self) -> int:
+        """Number of amendments in force."""
+        return len(self.taken)
 
     def at(self, count: int) -> "AmendedSpec":
         """Return the spec with `count` amendments. Raises StorageError for a missing one, ConfigError for one that this
         release cannot follow."""
         if count == self.count:
             return self
-        found = self if count > self.count else AmendedSpec(self._first, self._ledger)
+        found = self if count > self.count else AmendedSpec(self._first, self._source)
         while found.count < count:
-            amendment = self._ledger.amendment(found.count + 1)
+            amendment = self._source.amendment(found.count + 1)
             if amendment is None:
-                raise StorageError(f"a record names amendment {found.count + 1}, which is not in the bucket")
+                raise StorageError(
+                    f"a record names amendment {found.count + 1}, which the bucket has lost: a member that was there "
+                    "puts it back within some rounds"
+                )
             found = found.next(amendment)
         return found
 
     def next(self, amendment: Amendment) -> "AmendedSpec":
         """Return the spec with one more amendment. Raises ConfigError if that makes no valid spec."""
-        following = AmendedSpec(self._first, self._ledger)
-        following.count, following.spec = self.count + 1, amended(self.spec, amendment)
+        following = AmendedSpec(self._first, self._source)
+        following.taken, following.spec = (*self.taken, amendment), amended(self.spec, amendment)
         following.closed = amendment.last
         return following
 
@@ -45,7 +67,7 @@ class AmendedSpec:
         """Return how many valid amendments there are by now. One that makes no valid spec is ignored by all members,
         and so are all after it. Raises StorageError."""
         found = self
-        while not found.closed and (amendment := self._ledger.amendment(found.count + 1)) is not None:
+        while not found.closed and (amendment := self._source.amendment(found.count + 1)) is not None:
             try:
                 found = found.next(amendment)
             except ConfigError as fault:
@@ -54,3 +76,44 @@ class AmendedSpec:
                     logger.error("amendment {number} is ignored: {why}", number=found.count + 1, why=str(fault))
                 break
         return found.count
+
+
+class KeptAmendments:
+    """The amendments in force, also as files in `folder`, in case the store loses one. Thread-safe."""
+
+    def __init__(self, folder: Path, ledger: Ledger) -> None:
+        self._folder, self._ledger = folder, ledger
+        self._taken: tuple[Amendment, ...] = ()
+
+    def amendment(self, number: int) -> Amendment | None:
+        """Return the bucket's, else this disk's. Raises StorageError."""
+        return self._ledger.amendment(number) or self._on_disk(number)
+
+    def keep(self, taken: tuple[Amendment, ...]) -> None:
+        """Save the amendments in force."""
+        for number, amendment in enumerate(taken, 1):
+            if self._on_disk(number) != amendment:
+                self._save(number, amendment)
+        self._taken = taken
+
+    def restore(self) -> None:
+        """Put back those that the store has lost or damaged. Raises StorageError."""
+        for number, amendment in enumerate(self._taken, 1):
+            self._ledger.restore_amendment(number, amendment)
+
+    def _save(self, number: int, amendment: Amendment) -> None:
+        path, ledger = self._folder / f"{number:08d}", self._ledger
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(encode_amendment(amendment, ledger.run, number, ledger.group.signer()))
+            os.replace(partial, path)
+        except OSError as fault:
+            told = "cannot keep amendment {number} on this disk ({fault}); other members have it"
+            logger.warning(told, number=number, fault=str(fault))
+
+    def _on_disk(self, number: int) -> Amendment | None:
+        with suppress(OSError, InvalidMessage):
+            data = (self._folder / f"{number:08d}").read_bytes()
+            return parse_amendment(data, self._ledger.run, number, self._ledger.group.verify)
+        return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import CALL_SECONDS, Ledger
 from node.config.settings import ClusterConfig
+from node.state.store import StateStore
 from node.sync.amendments import fetch_blob
 from node.sync.run_discovery import SPEC_MAX_BYTES
 from protocol import keys
@@ -96,8 +97,8 @@ def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, ho
 
 
 def is_member(home: Path, run: Digest) -> bool:
-    """Whether this home has been a member of the run."""
-    return (home / run.hex()[:16] / _MEMBER).exists()
+    """Whether this home has been a member of the run: `doctor` draws a member id, but keeps no state."""
+    return StateStore.exists(home, run)
 
 
 def member_of(home: Path, run: Digest) -> PeerId:

@@ -224,6 +224,12 @@ class Ledger:
         data = encode_amendment(amendment, self.run, number, self.group.signer())
         return self.bucket.create(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
 
+    def restore_amendment(self, number: int, amendment: Amendment) -> None:
+        """Put back an amendment in force, if the store has lost or damaged it."""
+        if self.amendment(number) is None and not self.amend(number, amendment):
+            data = encode_amendment(amendment, self.run, number, self.group.signer())
+            self.bucket.put(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
+
     def drain(self, member: PeerId) -> None:
         """Ask the member to leave after its round."""
         data = encode_drain(self.run, self.group.signer(member))
@@ -249,6 +255,11 @@ class Ledger:
         key = keys.claims(self.run, round) + self.me.hex()
         self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
         self._own = round, claim
+
+    def claim_again(self, round: int) -> None:
+        """Put back our claim of the round, which the store has lost."""
+        if self._own is not None and self._own[0] == round:
+            self.claim(*self._own)
 
     def claims(self, round: int) -> dict[PeerId, Claim]:
         """Return all claims of the round. Each is read once: only its training time may change."""
@@ -305,15 +316,17 @@ class Ledger:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def shown(self) -> dict[PeerId, Shown]:
-        """Return the checkpoints that each member shows. Raises StorageError if one cannot be read: an empty answer
-        must mean that there is none."""
+    def shown(self, needed: Collection[PeerId] = ()) -> dict[PeerId, Shown]:
+        """Return the checkpoints that each member shows. Raises StorageError if the store does not answer, or has
+        damaged a document of the members `needed`."""
         prefix, found = keys.members_checkpoints(self.run), dict[PeerId, Shown]()
         for member in self._listed(prefix):
             parse = partial(parse_shown, run=self.run, peer=member, verify=self.group.verify)
             shown = self._read(prefix + member.hex(), DOCUMENT_BYTES, parse)
             if shown is not None:
                 found[member] = shown
+            elif member in needed:
+                raise StorageError(f"{prefix}{member.hex()}, which lists a member's checkpoints, cannot be read")
         return found
 
     # --- beats -------------------------------------------------------------------------------------------------
@@ -323,8 +336,10 @@ class Ledger:
         self.bucket.put(keys.beats(self.run) + self.me.hex(), data, timeout_seconds=timeout_seconds)
 
     def clear(self, member: PeerId) -> None:
-        """Delete the beat of a member that is gone for good. If it comes back, it writes another one."""
-        self.bucket.delete(keys.beats(self.run) + member.hex(), timeout_seconds=CALL_SECONDS)
+        """Delete the beat of a member that is gone for good, and its list of lacked places. If it comes back, it writes
+        others."""
+        for prefix in (keys.wanted_by(self.run), keys.beats(self.run)):
+            self.bucket.delete(prefix + member.hex(), timeout_seconds=CALL_SECONDS)
 
     def members(self) -> list[PeerId]:
         """Return all members that have ever written a beat, less the cleared ones."""

@@ -23,6 +23,7 @@ from protocol.messages import first_link, link_of
 from protocol.types import Digest, PeerId
 from sparseloco.update import Update
 from storage.s3 import RangedBucket
+from training.cluster import CHECKPOINT_ROUNDS_KEPT
 from training.cluster import SLOWEST_BYTES as SLOWEST_BYTES
 from training.shards import Fetch
 
@@ -101,9 +102,12 @@ def _tell(state: NodeState) -> None:
 
 
 def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint]]:
-    """Return every checkpoint that a member shows, the newest first."""
+    """Return the shown checkpoints of the rounds that are kept, the newest first. A document may name older ones, until
+    its member's next turn: their files are gone."""
     found = [(member, checkpoint) for member, one in shown.items() for checkpoint in one.checkpoints]
-    return sorted(found, key=lambda one: (-one[1].round, one[0]))
+    rounds = sorted({checkpoint.round for _, checkpoint in found}, reverse=True)[:CHECKPOINT_ROUNDS_KEPT]
+    kept = [one for one in found if one[1].round in rounds]
+    return sorted(kept, key=lambda one: (-one[1].round, one[0]))
 
 
 def is_shown(ledger: Ledger, link: Digest) -> bool:
@@ -131,8 +135,8 @@ def link_before(ledger: Ledger, round: int) -> Digest | None:
 
 def _load(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
     """Load the checkpoint's theta. Raises as `_stand_at`."""
-    state.load_consensus(Snapshot(found.round, found.link, found.state), _fetcher(ledger.states))
     record = ledger.record(found.round)
+    state.load_consensus(Snapshot(found.round, found.link, found.state), _fetcher(ledger.states))
     if record is not None and digest_of(record.theta) != state.replica.digest():
         raise OutOfSync("its theta differs from the run's")
 
