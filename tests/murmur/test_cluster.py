@@ -16,15 +16,17 @@ import pytest
 from dashboard.server import Watched
 from localnet.store import StoreReady, read_ready
 from localnet.training_text import text_data
+from murmur.cluster import create
 from murmur.command import main
 from murmur.dashboard.command import _cluster
-from node.cluster.bootstrap import Group, find_spec, open_shared, require_group
+from node.cluster.bootstrap import Group, find_spec, is_member, member_of, open_shared, require_group
 from node.cluster.group_keys import parse_token
 from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import Ledger
+from node.state.store import StateStore
 from protocol.cluster import Beat
 from protocol.errors import ConfigError
-from protocol.types import PeerId
+from protocol.types import Digest, PeerId
 from storage.realtime import REAL
 from tests.dashboard.synthetic_cluster import spec
 from tests.storage.conftest import served
@@ -128,6 +130,38 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     Path("ours.token").unlink()
     assert main([*words, "--local"]) == 2
     assert SECRET in capsys.readouterr().err
+
+
+def test_whoever_is_killed_while_it_creates_a_run_has_the_token_of_what_is_in_the_bucket(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Nothing of the command runs after it."""
+
+    def killed(*_: object) -> None:
+        require_group(*_)  # type: ignore[arg-type]
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(create, "require_group", killed)
+        with pytest.raises(Killed):
+            main([*words, "--local"])
+    token = parse_token(Path("ours.token").read_text().strip())
+    require_group(open_shared(token), token.run_id, Group(token.secret))
+    Path("ours.token").rename("kept.token")
+    capsys.readouterr()
+    assert main([*words, "--local"]) == 2, "theta_0 is the same, so the run is"
+    assert "belongs to another group" in capsys.readouterr().err
+    assert not Path("ours.token").exists(), "a token that opens nothing is not left behind"
+
+
+def test_doctor_makes_no_member_of_a_machine(tmp_path: Path) -> None:
+    """A first start ends if the bucket does not answer; a member's start waits."""
+    run = Digest(bytes(32))
+    member_of(tmp_path, run)
+    assert not is_member(tmp_path, run)
+    StateStore(tmp_path, run).close()
+    assert is_member(tmp_path, run)
 
 
 def test_a_member_without_its_token_is_told_what_to_do(tmp_path: Path) -> None:
