@@ -92,10 +92,9 @@ class Upkeep:
     # --- repair ------------------------------------------------------------------------------------------------
 
     def _answer(self) -> None:
-        """Restore objects that a living member lacks and we hold, one member after the other, in an order drawn for
-        each object."""
-        lists = self._ledger.wanted().items()
-        asked = {place for member, places in lists if member in self.living for place in places}
+        """Restore objects that a member lacks and we hold, one member after the other, in an order drawn for each
+        object."""
+        asked = {place for places in self._ledger.wanted().values() for place in places}
         self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
         self._restored = Counter({place: times for place, times in self._restored.items() if place in asked})
         self._again = {one for one in self._again if one[0] in asked}

@@ -10,6 +10,7 @@ import pytest
 from node.cluster.group_keys import Token
 from node.config.settings import ClusterConfig
 from node.state.node_state import NodeState
+from node.state.store import StateStore
 from node.telemetry.events import Events, read_events
 from protocol import keys
 from protocol.errors import AccessDenied, ConfigError, StorageError
@@ -66,6 +67,7 @@ def test_a_member_waits_for_the_store_and_a_newcomer_is_told(tmp_path: Path, mon
     with pytest.raises(StorageError, match="no connection"):
         start._found(config, token, home)
     ledger = start._found(config, token, home)[1]
+    StateStore(home, cluster.run).close()
     faults = [StorageError("no connection")] * 3
     spec, again, shards = start._found(config, token, home)
     assert (spec.digest, again.me, shards, faults) == (cluster.run, ledger.me, "shards", [])
