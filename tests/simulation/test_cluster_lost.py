@@ -60,8 +60,9 @@ def test_what_a_store_hides_for_a_moment_is_no_reason_to_delete_checkpoints(
     real = Ledger.shown
 
     def shown(ledger: Ledger, needed: tuple[bytes, ...] = ()) -> object:
-        if not needed or len(watched.records()) < 9 or done:
-            return real(ledger, needed)  # type: ignore[arg-type]
+        whole = real(ledger, needed)  # type: ignore[arg-type]
+        if not needed or done or {owner for owner, _ in newest_shown(whole)} <= {ledger.me}:
+            return whole
         done.append(kind)
         objects = cluster.store.buckets[BUCKET]
         before = {key: objects[key] for key in objects if key.startswith(documents)}
@@ -80,8 +81,8 @@ def test_what_a_store_hides_for_a_moment_is_no_reason_to_delete_checkpoints(
     cluster.begin()
     watched.play(lambda: bool(done))
     watched.play(has_records(watched, len(watched.records()) + 1))
+    assert len(named(cluster)) > 2
     assert named(cluster) <= blobs(cluster)
-    assert {checkpoint.round for _, checkpoint in newest_shown(owner(cluster).shown())} >= {8}
     cluster.close()
 
 
