@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from cluster.pace import ROUNDS, SPREAD, whole_seconds
+from murmur.cluster.status import look_twice
 from murmur.doctor.examination import as_json, show
 from murmur.doctor.slow_checks import (
     BUSY,
@@ -25,6 +26,7 @@ from murmur.plan.cluster import refusals
 from murmur.plan.command import tell
 from murmur.plan.measure import measure
 from murmur.plan.timetable import duration
+from node.cluster.amendments import AmendedSpec
 from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, wrong_group
 from node.cluster.group_keys import Group, Token, parse_token, read_token
 from node.cluster.ledger import CALL_SECONDS, Ledger
@@ -61,7 +63,7 @@ class ExaminedMember(Examined):
     spec: ClusterSpec
     me: PeerId
     members: int
-    """This one, and those that have sent a beat."""
+    """This one, and the others that live."""
     links: Rates
 
     def __init__(self, config: ClusterConfig, say: Callable[[str], None], time: Time = REAL) -> None:
@@ -114,10 +116,14 @@ def run(member: ExaminedMember) -> str:
     member.spec = find_spec(member.bucket, member.token.run_id)
     if wrong_group(member.bucket, member.token.run_id, member.ledger.group):
         raise Fault("the run in this bucket belongs to another group than this token", TOKEN_FIX)
-    beats = member.ledger.beats()
-    member.members = len({*beats, member.me})
-    alive = sum(not beat.leaving for beat in beats.values())
-    return f"{member.spec.name}, round {member.ledger.rounds()}; {alive} members are in it"
+    rounds = member.ledger.rounds()
+    record = member.ledger.record(rounds - 1) if rounds else None
+    if record is not None:
+        member.spec = AmendedSpec(member.spec, member.ledger).at(record.amendments).spec
+    member.tell("which members live")
+    others = look_twice(member.ledger, member.spec.cluster.beat_seconds)[1] - {member.me}
+    member.members = len(others) + 1
+    return f"{member.spec.name}, round {rounds}; {len(others)} other members live"
 
 
 def once(member: ExaminedMember) -> str:

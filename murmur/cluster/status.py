@@ -18,8 +18,8 @@ _NOBODY = PeerId(bytes(32))
 
 
 def look(token: Token) -> dict[str, Any]:
-    """Return members by their last beat, and the last records. Beats are read twice, a beat apart: members that did not
-    change are silent. Raises ConfigError, StorageError."""
+    """Return members by their last beat, and the last records. A member whose beat did not change while we looked is
+    silent. Raises ConfigError, StorageError."""
     bucket, run = open_shared(token), token.run_id
     spec = find_spec(bucket, run)
     ledger = Ledger(bucket, run, Group(token.secret), _NOBODY, REAL)
@@ -27,9 +27,7 @@ def look(token: Token) -> dict[str, Any]:
     latest = {round: ledger.record(round) for round in range(max(0, rounds - LAST), rounds)}
     found = {round: record for round, record in latest.items() if record is not None}
     now = AmendedSpec(spec, ledger).at(max((record.amendments for record in found.values()), default=0))
-    before = ledger.beats()
-    REAL.sleep(1.5 * now.spec.cluster.beat_seconds)
-    beats = ledger.beats()
+    beats, alive = look_twice(ledger, now.spec.cluster.beat_seconds)
     names = told_names(beats)
     records = []
     for round, record in found.items():
@@ -51,7 +49,7 @@ def look(token: Token) -> dict[str, Any]:
             "round": beat.round,
             "step": beat.step,
             "phase": "left" if beat.leaving else beat.phase,
-            "alive": not beat.leaving and before.get(member) != beat,
+            "alive": member in alive,
         }
         for member, beat in sorted(beats.items(), key=lambda one: one[1].name)
     ]
@@ -64,6 +62,17 @@ def look(token: Token) -> dict[str, Any]:
         "members": members,
         "records": records,
     }
+
+
+def look_twice(ledger: Ledger, beat_seconds: float) -> tuple[dict[PeerId, Beat], set[PeerId]]:
+    """Return all members' last beats, and the members that live: their beat has changed within a beat and a half.
+    Raises StorageError."""
+    before = ledger.beats()
+    if all(beat.leaving for beat in before.values()):
+        return before, set()
+    REAL.sleep(1.5 * beat_seconds)
+    beats = ledger.beats()
+    return beats, {member for member, beat in beats.items() if not beat.leaving and before.get(member) != beat}
 
 
 def told_names(beats: Mapping[PeerId, Beat]) -> dict[str, str]:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from node.cluster.bootstrap import Group, find_spec, open_shared
 from node.cluster.group_keys import Token, parse_token
 from node.cluster.ledger import Ledger
 from protocol import keys
-from protocol.cluster import Contribution, Record
+from protocol.cluster import Amendment, Beat, Contribution, Record
 from protocol.types import PeerId
 from storage.realtime import REAL
 from storage.s3 import S3Bucket
@@ -69,17 +71,22 @@ def test_all_is_well_and_nothing_stays_in_the_bucket(
     assert bucket.list("", max_keys=1000, timeout_seconds=10) == before
 
 
+def record_of(member: PeerId, steps: int, amendments: int = 0) -> Record:
+    """A record of one update, whose steps took a millisecond."""
+    theta, by = "44" * 32, member.hex()
+    update = {"theta": theta, "previous": theta, "envelope": "55" * 32, "key": "66" * 32, "member": by}
+    contribution = Contribution.model_validate({**update, "steps": steps, "seconds": 1e-3})
+    return Record(by=by, theta=theta, previous=theta, updates=(contribution,), amendments=amendments)
+
+
 def test_a_slower_machine_is_told_what_it_will_do(
     token: Token, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the last records, here one of a machine that needs a millisecond a step."""
-    bucket, run, other = open_shared(token), token.run_id, b"\5" * 32
-    spec, theta, envelope = find_spec(bucket, run), "44" * 32, "55" * 32
-    ledger = Ledger(bucket, run, Group(token.secret), PeerId(other), REAL)
-    update = {"theta": theta, "previous": theta, "envelope": envelope, "key": "66" * 32, "member": other.hex()}
-    contribution = Contribution.model_validate({**update, "steps": spec.inner.steps, "seconds": 1e-3})
+    bucket, run = open_shared(token), token.run_id
+    spec, ledger = find_spec(bucket, run), Ledger(bucket, run, Group(token.secret), PeerId(b"\5" * 32), REAL)
     assert ledger.rounds() == 0
-    assert ledger.create(0, Record(by=other.hex(), theta=theta, previous=theta, updates=(contribution,)))
+    assert ledger.create(0, record_of(ledger.me, spec.inner.steps))
     try:
         assert ledger.rounds() == 1
         status, found = examined(capsys, words)
@@ -89,6 +96,41 @@ def test_a_slower_machine_is_told_what_it_will_do(
     assert "round 1" in found["run"]["detail"]
     assert f"of {spec.inner.steps}, and the others do not wait for it" in found["pace"]["detail"]
     assert "no action is needed" in found["pace"]["fix"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_members_that_live_are_counted_by_the_spec_in_force(
+    token: Token, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dead member has left its beat. The spec's amendment makes beats far more frequent than the first spec's."""
+    bucket, run = open_shared(token), token.run_id
+    dead, living = (Ledger(bucket, run, Group(token.secret), PeerId(bytes([number]) * 32), REAL) for number in (6, 7))
+    beat = Beat(name="m", process="0" * 16, count=1, round=0, step=0, phase="train")
+    stop = Event()
+
+    def live() -> None:
+        count = 0
+        while not stop.wait(0.05):
+            living.beat(beat.model_copy(update={"count": (count := count + 1)}), 5)
+
+    beating = Thread(target=live)
+    try:
+        dead.beat(beat, 5)
+        beating.start()
+        assert dead.amend(1, Amendment(changes={"cluster": {"beat_seconds": 0.5, "silent_seconds": 2.0}}))
+        assert dead.create(0, record_of(dead.me, steps=1, amendments=1))
+        began = monotonic()
+        status, found = examined(capsys, words)
+        assert monotonic() - began < 1.5 * find_spec(bucket, run).cluster.beat_seconds
+    finally:
+        stop.set()
+        beating.join()
+        for key in (keys.record(run, 0), keys.amendment(run, 1)):
+            bucket.delete(key, timeout_seconds=10)
+        for one in (dead, living):
+            one.clear(one.me)
+    assert status == 0
+    assert "1 other members live" in found["run"]["detail"]
 
 
 @pytest.fixture
