@@ -5,8 +5,6 @@ All files are in one place under their digests, so a state that two members publ
 """
 
 from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cluster.turns import turns
@@ -15,8 +13,8 @@ from node.cluster.rejoin import SLOWEST_BYTES, newest_shown
 from node.state.saved import Snapshot
 from node.sync.checkpoints import Shown
 from protocol import keys
-from protocol.errors import StorageError
 from protocol.types import DIGEST_BYTES, Digest
+from rounds.checkpoints import abort_uploads
 from storage.s3 import RangedBucket
 from training.cluster import CHECKPOINT_ROUNDS_KEPT
 
@@ -67,36 +65,33 @@ class MemberShelf:
         # Every state has a manifest of its own, so a member that publishes this state names its manifest as loose.
         return not any(snapshot.state in shown[other].loose for other in shown.keys() & living - {me})
 
-    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """Return nothing: files that we were publishing when we died are not protected any more. The next member that
-        clears up deletes them."""
-        for file in loose:
-            with suppress(StorageError):
-                self.files.abort_unfinished(keys.blob(file), timeout_seconds=CALL_SECONDS)
-        return ()
-
     def unneeded(self, published: Shown) -> Collection[Digest]:
-        """Return the files that belong to no checkpoint of the newest rounds and that no other member is publishing,
-        from any sender. Deletes documents of members that are gone and show nothing else. Raises StorageError where a
-        document of a living member cannot be read: its files would seem to be nobody's."""
-        ledger, prefix, me = self._ledger, keys.blob(Digest(b"")), self._member.me
-        living = {*self._member.upkeep.living, me}
-        # What the store says of us may be old or damaged; all our uploads have ended.
-        shown = {**ledger.shown(needed=living - {me}), me: replace(published, loose=())}
+        """Return the files of older checkpoints, and those that a member that is gone was publishing. A file that no
+        document names stays: its document may be hidden or damaged just now. Deletes documents of members that are
+        gone, once their files are. Raises StorageError."""
+        ledger, me = self._ledger, self._member.me
+        shown = {**ledger.shown(), me: published}  # what the store says of us may be old or damaged
         newest = newest_shown(shown)
+        here = {*ledger.members(), *self._member.upkeep.living, me, *(owner for owner, _ in newest)}
         needed = {file for _, checkpoint in newest for file in checkpoint.files}
+        needed |= {file for member in shown.keys() & here - {me} for file in shown[member].loose}
+        there = self._listed()
+        unneeded = set[Digest]()
         for member, one in shown.items():
-            if member in {*living, *(owner for owner, _ in newest)}:
-                needed |= {*one.loose}
-            else:
-                self.left_over(one.loose)
+            named = there & {*one.loose, *(file for checkpoint in one.checkpoints for file in checkpoint.files)}
+            unneeded |= named - needed
+            if member not in here and not named:
+                abort_uploads(self.files, one.loose)
                 key = keys.members_checkpoints(self.run) + member.hex()
                 self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
+        return unneeded
+
+    def _listed(self) -> set[Digest]:
+        """Return the files that are there, from any sender."""
+        prefix = keys.blob(Digest(b""))
         listed = self.files.list(prefix, max_keys=MOST_FILES, timeout_seconds=CALL_SECONDS)
-        found = (
-            bytes.fromhex(key.removeprefix(prefix)) for key in listed if len(key) == len(prefix) + 2 * DIGEST_BYTES
-        )
-        return [Digest(file) for file in found if file not in needed]
+        whole = [key for key in listed if len(key) == len(prefix) + 2 * DIGEST_BYTES]
+        return {Digest(bytes.fromhex(key.removeprefix(prefix))) for key in whole}
 
     def document_seconds(self) -> float:
         return CALL_SECONDS

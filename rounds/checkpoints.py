@@ -3,6 +3,7 @@ Their readers: node/sync/checkpoints.py, node/sync/catchup.py."""
 
 import os
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from shutil import copyfile, rmtree
@@ -26,7 +27,7 @@ from node.sync.checkpoints import (
 )
 from protocol import keys
 from protocol.errors import ChainError, CheckpointCorrupt, InvalidMessage, MurmurError, ObjectMissing, StorageError
-from protocol.ports import Signer, Task, Time, Verify
+from protocol.ports import Bucket, Signer, Task, Time, Verify
 from protocol.types import Digest
 from storage.exchange import publish
 from storage.realtime import seconds_until
@@ -58,10 +59,6 @@ class Shelf(Protocol):
 
     def is_due(self, snapshot: Snapshot) -> bool:
         """Whether it is our turn to publish this one. Raises ChainError, StorageError."""
-        ...
-
-    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """Return the files that our document calls loose after a start and that we still have to delete ourselves."""
         ...
 
     def unneeded(self, published: Shown) -> Collection[Digest]:
@@ -98,9 +95,6 @@ class ValidatorShelf:
         place = validators.index(self._node.me) if self._node.me in validators else 0
         every = self._node.run.first.checkpoint_rounds
         return self.state.saved.round >= snapshot.round + place * every // max(1, len(validators))
-
-    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
-        return loose  # no other node deletes it
 
     def unneeded(self, published: Shown) -> Collection[Digest]:
         return published.loose
@@ -221,8 +215,8 @@ class Checkpoints:
         shelf = self.shelf
         try:
             raw = shelf.bucket.get(shelf.document_key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
-            shown = parse_shown(raw, shelf.run, shelf.signer.peer, shelf.verify)
-            self.shown = replace(shown, loose=tuple(shelf.left_over(shown.loose)))
+            self.shown = parse_shown(raw, shelf.run, shelf.signer.peer, shelf.verify)
+            abort_uploads(shelf.files, self.shown.loose)
         except (ObjectMissing, InvalidMessage):
             self.shown = Shown()
 
@@ -265,6 +259,13 @@ class Checkpoints:
         document, seconds = encode_shown(shown, shelf.run, shelf.signer), shelf.document_seconds()
         publish(shelf.bucket, shelf.document_key, document, timeout_seconds=seconds, time=shelf.time)
         self.shown = shown
+
+
+def abort_uploads(bucket: Bucket, files: Collection[Digest]) -> None:
+    """Abort the unfinished uploads of these blobs, as far as the store answers."""
+    for file in files:
+        with suppress(StorageError):
+            bucket.abort_unfinished(keys.blob(file), timeout_seconds=FETCH_SECONDS)
 
 
 def _latest(states: Iterable[tuple[Digest, Digest]]) -> States:

@@ -78,8 +78,10 @@ class Member:
         self.step_seconds: float | None = None
         """What one inner step took, the last time."""
         self._trained_at: float | None = None
-        self.skipped, self.claimed = -1, (-1, Digest(b""))
-        """The last round to which we send nothing; and what we have claimed, since our start."""
+        self.skipped = -1
+        """The last round to which we send nothing."""
+        self.claimed: tuple[int, Digest] | None = None
+        """The last round in which we have claimed since our start, and the update."""
         self.doubles = set[tuple[str, int]]()
         """Beats of ours that this process has not written."""
         self._beats_read = -inf
@@ -274,7 +276,7 @@ class Member:
                 if (record := self.ledger.record(round)) is not None:
                     return record
                 claims = others.claims()
-                if self.claimed[0] == round and self.me not in claims:
+                if self.claimed is not None and self.claimed[0] == round and self.me not in claims:
                     self.ledger.claim_again(round)
                 others.fetch(claims)
                 self.look_at_beats()
@@ -395,6 +397,7 @@ class Member:
             count=len(contributing),
             ours="we among them" if mine is None and self.me in contributing else "without us",
         )
+        self.upkeep.have()
 
     def gather(
         self, round: int, pinned: Mapping[PeerId, Claim | MeanPart]
@@ -417,7 +420,6 @@ class Member:
         while (record := self.ledger.record(state.saved.round)) is not None:
             self.pulse.phase = "join"
             self.apply(state.saved.round, record)
-            self.upkeep.have()
         self.pulse.round, self.pulse.step = state.saved.round, 0
 
     def _patiently(self, do: Callable[[], None]) -> bool:

@@ -46,7 +46,7 @@ class Upkeep:
         self.living = frozenset[PeerId]()
         self._ended = False
         self._wants: frozenset[Place] | None = None
-        """The list of wanted places that we published; None if it may be from an earlier start."""
+        """The list of wanted places that we publish; None if it may be from an earlier start."""
         self._looks: dict[Place, int] = {}
         """In how many consecutive looks it was asked for."""
         self._restored = Counter[Place]()
@@ -64,8 +64,8 @@ class Upkeep:
         self._ended = True
 
     def ask(self, round: int, peers: Collection[PeerId]) -> None:
-        """Publish that we lack the updates of these members in the round, or its record (GROUP). Raises
-        StorageError."""
+        """Publish that we lack the updates of these members in the round, or its record (GROUP); again at every try,
+        since the store may lose that too. Raises StorageError."""
         wants = frozenset((round, peer) for peer in peers)
         if wants != self._wants:
             logger.info(
@@ -73,8 +73,8 @@ class Upkeep:
                 round=round,
                 count=len(wants),
             )
-            self._ledger.want(wants)
-            self._wants = wants
+        self._wants = wants
+        self._ledger.want(wants)
 
     def have(self) -> None:
         """Empty our list: we have all that we lacked. Raises StorageError."""
@@ -148,7 +148,7 @@ class Upkeep:
         shown = (round, peer), key
         if facts is not None and facts.size_bytes == file.stat().st_size and shown not in self._again:
             self._again.add(shown)
-            return True
+            return False
         seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
         logger.info("round {round}: restored the payload of {peer}", round=round, peer=peer.hex()[:8])
@@ -164,13 +164,13 @@ class Upkeep:
     # --- deletion ----------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        """Delete old objects, and restore amendments, once a round, by the member drawn for the round; if it does not,
-        the next round's member does."""
+        """Once a round restore amendments, and delete old objects. The member drawn for the round deletes; if it does
+        not, the next round's member does."""
         saved = self._state.saved
         if saved.round <= self._cleared:
             return
+        self._amendments.restore()  # all of us do: those that have not applied the last record wait for it
         if self._order(saved.link, "clear")[0] == self._ledger.me:
-            self._amendments.restore()
             self._ledger.forget(saved.round - self.spec.cluster.keep_rounds)
         self._cleared = saved.round
 

@@ -25,6 +25,10 @@ class Source(Protocol):
         ...
 
 
+class AmendmentLost(StorageError):
+    """A record names an amendment that the bucket does not show."""
+
+
 class AmendedSpec:
     """A cluster's spec with the amendments of its records. taken: the amendments in force. closed: the run has had its
     last round."""
@@ -41,15 +45,15 @@ class AmendedSpec:
         return len(self.taken)
 
     def at(self, count: int) -> "AmendedSpec":
-        """Return the spec with `count` amendments. Raises StorageError for a missing one, ConfigError for one that this
-        release cannot follow."""
+        """Return the spec with `count` amendments. Raises AmendmentLost for a missing one, ConfigError for one that
+        this release cannot follow."""
         if count == self.count:
             return self
         found = self if count > self.count else AmendedSpec(self._first, self._source)
         while found.count < count:
             amendment = self._source.amendment(found.count + 1)
             if amendment is None:
-                raise StorageError(
+                raise AmendmentLost(
                     f"a record names amendment {found.count + 1}, which the bucket has lost: a member that was there "
                     "puts it back within some rounds"
                 )
@@ -79,21 +83,22 @@ class AmendedSpec:
 
 
 class KeptAmendments:
-    """The amendments in force, also as files in `folder`, in case the store loses one. Thread-safe."""
+    """The amendments, also as files in `folder`, in case the store loses one. Thread-safe."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._folder, self._ledger = folder, ledger
         self._taken: tuple[Amendment, ...] = ()
 
     def amendment(self, number: int) -> Amendment | None:
-        """Return the bucket's, else this disk's. Raises StorageError."""
-        return self._ledger.amendment(number) or self._on_disk(number)
+        """Return the bucket's, which it saves, else this disk's. So a member has an amendment before it writes a record
+        that names it. Raises StorageError."""
+        found, kept = self._ledger.amendment(number), self._on_disk(number)
+        if found is not None and found != kept:
+            self._save(number, found)
+        return found or kept
 
     def keep(self, taken: tuple[Amendment, ...]) -> None:
-        """Save the amendments in force."""
-        for number, amendment in enumerate(taken, 1):
-            if self._on_disk(number) != amendment:
-                self._save(number, amendment)
+        """Take these as the amendments in force."""
         self._taken = taken
 
     def restore(self) -> None:

@@ -225,8 +225,10 @@ class Ledger:
         return self.bucket.create(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
 
     def restore_amendment(self, number: int, amendment: Amendment) -> None:
-        """Put back an amendment in force, if the store has lost or damaged it."""
-        if self.amendment(number) is None and not self.amend(number, amendment):
+        """Put back an amendment in force, if the store has lost or damaged it. Another one that is there stays."""
+        if self.amendment(number) is not None or self.amend(number, amendment):
+            return
+        if self.amendment(number) is None:  # what is there cannot be read
             data = encode_amendment(amendment, self.run, number, self.group.signer())
             self.bucket.put(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
 
@@ -316,17 +318,14 @@ class Ledger:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def shown(self, needed: Collection[PeerId] = ()) -> dict[PeerId, Shown]:
-        """Return the checkpoints that each member shows. Raises StorageError if the store does not answer, or has
-        damaged a document of the members `needed`."""
+    def shown(self) -> dict[PeerId, Shown]:
+        """Return the checkpoints that each member shows. Raises StorageError if the store does not answer."""
         prefix, found = keys.members_checkpoints(self.run), dict[PeerId, Shown]()
         for member in self._listed(prefix):
             parse = partial(parse_shown, run=self.run, peer=member, verify=self.group.verify)
             shown = self._read(prefix + member.hex(), DOCUMENT_BYTES, parse)
             if shown is not None:
                 found[member] = shown
-            elif member in needed:
-                raise StorageError(f"{prefix}{member.hex()}, which lists a member's checkpoints, cannot be read")
         return found
 
     # --- beats -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import replace
 from loguru import logger
 
 from gauntlet.agreement import Tip
-from node.cluster.amendments import AmendedSpec
+from node.cluster.amendments import AmendedSpec, AmendmentLost
 from node.cluster.ledger import Ledger, UnreadableRecord
 from node.state.node_state import NodeState
 from node.state.saved import Snapshot
@@ -116,11 +116,14 @@ def is_shown(ledger: Ledger, link: Digest) -> bool:
 
 
 def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
-    """Return the run's last round if the run is closed and a member shows the state after it; else None. Raises
-    StorageError."""
+    """Return the run's last round if the run is closed and a member shows the state after it; else None, also where the
+    store has lost what would tell: a member's disk may have it. Raises StorageError."""
     rounds = ledger.rounds()
-    record = ledger.record(rounds - 1) if rounds else None
-    if record is None or not AmendedSpec(spec, ledger).at(record.amendments).closed:
+    try:
+        record = ledger.record(rounds - 1) if rounds else None
+        if record is None or not AmendedSpec(spec, ledger).at(record.amendments).closed:
+            return None
+    except (UnreadableRecord, AmendmentLost):
         return None
     return rounds - 1 if is_shown(ledger, link_of(record.selection(ledger.run, rounds - 1))) else None
 

@@ -1,18 +1,20 @@
 """What a cluster's store loses or damages in a bad moment, in modelled time: checkpoints, amendments, claims, one
 read. And what members leave behind that are gone for good."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from murmur.cluster.requests import standing
-from node.cluster.ledger import Ledger
-from node.cluster.rejoin import newest_shown
+from node.cluster.rejoin import last_round, newest_shown
+from node.sync.checkpoints import Shown
 from protocol import keys
 from protocol.cluster import Amendment
 from protocol.errors import StorageError
+from protocol.types import Digest
+from rounds.checkpoint_turns import MemberShelf
 from simulation.cluster import BUCKET, Cluster, Machine
 from simulation.store import Call
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
@@ -52,37 +54,37 @@ def watch(cluster: Cluster, see: Callable[[Call], None]) -> None:
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["an old listing", "damaged", "damaged for all but one"])
+@pytest.mark.parametrize("kind", ["ours is hidden", "the others are hidden", "all are damaged", "all but one are"])
 def test_what_a_store_hides_for_a_moment_is_no_reason_to_delete_checkpoints(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     cluster, documents, done = watched.cluster, keys.members_checkpoints(watched.cluster.run), list[str]()
-    real = Ledger.shown
+    real = MemberShelf.unneeded
 
-    def shown(ledger: Ledger, needed: tuple[bytes, ...] = ()) -> object:
-        whole = real(ledger, needed)  # type: ignore[arg-type]
-        if not needed or done or {owner for owner, _ in newest_shown(whole)} <= {ledger.me}:
-            return whole
-        done.append(kind)
-        objects = cluster.store.buckets[BUCKET]
+    def unneeded(shelf: MemberShelf, published: Shown) -> Collection[Digest]:
+        ours, objects = shelf.document_key, cluster.store.buckets[BUCKET]
         before = {key: objects[key] for key in objects if key.startswith(documents)}
-        for key in list(before)[kind == "damaged for all but one" :]:
-            if kind == "an old listing":
-                if key.endswith(ledger.me.hex()):
-                    del objects[key]
-            else:
+        if done or len({member for member, _ in newest_shown(owner(cluster).shown())}) < 2:
+            return real(shelf, published)
+        done.append(kind)
+        for key in list(before)[kind == "all but one are" :]:
+            if (kind == "ours is hidden" and key == ours) or (kind == "the others are hidden" and key != ours):
+                del objects[key]
+            elif kind.startswith("all"):
                 objects[key] = replace(before[key], data=before[key].data[:-1] + b"x")
         try:
-            return real(ledger, needed)  # type: ignore[arg-type]
+            return real(shelf, published)
         finally:
             objects.update(before)
 
-    monkeypatch.setattr(Ledger, "shown", shown)
+    monkeypatch.setattr(MemberShelf, "unneeded", unneeded)
     cluster.begin()
     watched.play(lambda: bool(done))
     watched.play(has_records(watched, len(watched.records()) + 1))
     assert len(named(cluster)) > 2
     assert named(cluster) <= blobs(cluster)
+    watched.play(has_records(watched, len(watched.records()) + 9))
+    assert named(cluster) == blobs(cluster)  # the older ones are gone after all
     cluster.close()
 
 
@@ -96,6 +98,25 @@ def test_shown_checkpoints_are_there_and_nothing_else_is(tmp_path: Path, members
         shown = {checkpoint.round for _, checkpoint in newest_shown(owner(cluster).shown())}
         assert shown == {rounds - 7, rounds - 3}
         assert named(cluster) == blobs(cluster)
+    cluster.close()
+
+
+def test_files_of_a_member_that_died_while_it_uploaded_are_deleted_when_it_is_gone_for_good(watched: Watched) -> None:
+    cluster, dead = watched.cluster, list[Machine]()
+
+    def see(call: Call) -> None:
+        if call.verb == "put" and "/state/blob/" in call.key and blobs(cluster) - named(cluster) and not dead:
+            dead.append(cluster._by_name[call.reader])
+            for_good(cluster, dead[0])
+
+    watch(cluster, see)
+    cluster.begin()
+    watched.play(lambda: bool(dead))
+    document = keys.members_checkpoints(cluster.run) + dead[0].id.hex()
+    assert document in cluster.store.buckets[BUCKET]
+    watched.play(lambda: document not in cluster.store.buckets[BUCKET], hours=48)
+    assert dead[0].id not in owner(cluster).members()
+    assert named(cluster) == blobs(cluster)
     cluster.close()
 
 
@@ -153,11 +174,11 @@ def test_one_failed_read_after_a_checkpoint_gives_a_closed_run_no_further_round(
 # --- amendments ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize(("damaged", "killed"), [(False, 1), (True, 3)])
 def test_an_amendment_that_the_store_loses_is_put_back_and_nobody_writes_another_in_its_place(
-    watched: Watched, damaged: bool
+    watched: Watched, damaged: bool, killed: int
 ) -> None:
-    cluster, again = watched.cluster, watched.machine(3)
+    cluster, again = watched.cluster, watched.cluster.machines[-killed:]
     cluster.begin()
     watched.play(has_records(watched, 1))
     assert owner(cluster).amend(1, SLOWER)
@@ -167,19 +188,57 @@ def test_an_amendment_that_the_store_loses_is_put_back_and_nobody_writes_another
         objects[key] = replace(objects[key], data=b"?")
     else:
         del objects[key]
-    cluster.kill(again)
+    for machine in again:
+        cluster.kill(machine)
     with pytest.raises(StorageError, match="amendment 1"):
         standing(owner(cluster), cluster.spec)
-    cluster.start(again)  # its disk has it
+    assert last_round(owner(cluster), cluster.spec) is None  # what a start asks first
+    for machine in again:
+        cluster.start(machine)  # its disk has it
     watched.play(has_records(watched, 8), hours=2)
     assert owner(cluster).amendment(1) == SLOWER
     assert standing(owner(cluster), cluster.spec).count == 1
-    assert again.id in watched.records()[-1].claims
+    assert {machine.id for machine in again} <= set(watched.records()[-1].claims)
     owner(cluster).amend(2, Amendment(changes={"outer": {"alpha": 0.9}}))
     watched.play(has_records(watched, 11), hours=2)
     assert {machine.program.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.9}
     cluster.close()
     assert_one_history(watched)
+
+
+def test_an_amendment_that_is_lost_as_soon_as_a_record_names_it_is_put_back_by_who_wrote_that_record(
+    watched: Watched,
+) -> None:
+    cluster, lost = watched.cluster, list[str]()
+    objects, key = cluster.store.buckets[BUCKET], keys.amendment(cluster.run, 1)
+
+    def see(call: Call) -> None:
+        if not lost and key in objects and watched.records()[-1].amendments:
+            lost.append(key)
+            del objects[key]
+
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    assert owner(cluster).amend(1, SLOWER)
+    watch(cluster, see)
+    watched.play(lambda: bool(lost))
+    named = len(watched.records())
+    watched.play(has_records(watched, named + 3), hours=2)
+    assert owner(cluster).amendment(1) == SLOWER
+    assert [len(record.claims) for record in watched.records()[named + 1 : named + 3]] == [3, 3]
+    cluster.close()
+    assert_one_history(watched)
+
+
+def test_a_damaged_last_record_leaves_it_open_whether_the_run_is_closed(watched: Watched) -> None:
+    """So a member that has the record on its disk starts, and puts it back."""
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    objects, key = cluster.store.buckets[BUCKET], keys.record(cluster.run, len(watched.records()) - 1)
+    objects[key] = replace(objects[key], data=b"?")
+    assert last_round(owner(cluster), cluster.spec) is None
+    cluster.close()
 
 
 # --- claims and wishes -----------------------------------------------------------------------------------------------
@@ -234,3 +293,37 @@ def test_what_a_member_asked_for_that_is_gone_for_good_is_not_uploaded_again_and
     assert len(set(puts)) == 2
     assert len(puts) <= 10 * 2, "in more than an hour"
     cluster.close()
+
+
+@pytest.mark.parametrize("what", ["payloads", "the list"])
+def test_a_member_gets_what_it_asks_for_within_some_looks(watched: Watched, what: str) -> None:
+    """Also payloads that are damaged in their size, and where the store loses its list as well."""
+    cluster, late = watched.cluster, watched.machine(3)
+    parts, wanted = ("/payload/00000001/", "/payload/00000002/"), keys.wanted_by(cluster.run) + late.id.hex()
+    asked, back, lost = list[float](), dict[str, float](), list[str]()
+    objects = cluster.store.buckets[BUCKET]
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    for_good(cluster, late)
+    watched.play(has_records(watched, 3))
+    payloads = [key for key in objects if any(part in key for part in parts)]
+    for key in payloads:
+        objects[key] = replace(objects[key], data=bytes(len(objects[key].data)))
+
+    def see(call: Call) -> None:
+        if call.key == wanted and call.verb == "put":
+            asked.append(cluster.clock.now)
+        if call.key in payloads and call.verb == "put":
+            back[call.key] = cluster.clock.now
+        if what == "the list" and asked and not lost and objects.pop(wanted, None) is not None:
+            lost.append(wanted)
+
+    watch(cluster, see)
+    late.down -= 1
+    cluster.start(late)
+    watched.play(lambda: len(back) == len(payloads) and late.id in watched.records()[-1].claims, hours=1)
+    assert bool(lost) == (what == "the list")
+    silent = cluster.spec.cluster.silent_seconds
+    assert min(back.values()) - asked[0] < 4 * silent + 20.0 * len(lost), "seconds, and a pause between two tries"
+    cluster.close()
+    assert_one_history(watched)
