@@ -29,7 +29,7 @@ class ClusterStates:
         self._ledger, self._tell = ledger, tell
         self._shown = {
             found.round: found.state
-            for _, found in reversed(newest_shown(ledger.shown()))
+            for _, found in reversed(newest_shown(ledger.shown(), ledger.rounds()))
             if found.link == link_before(ledger, found.round)
         }
         self._shown.setdefault(0, digest_of(spec.genesis_checkpoint))
@@ -51,7 +51,7 @@ class ClusterStates:
         spec, shapes = self.spec, self.spec.model.shapes()
         velocity = {VELOCITY + name: shape for name, shape in shapes.items() if spec.momentum}
         self._tell(f"fetching the checkpoint of round {named.round}, {4 * spec.layout.num_parameters / 1e9:.1f} GB")
-        bucket = self._ledger.states if named.round else self._ledger.bucket
+        bucket = self._ledger.states(named.round) if named.round else self._ledger.bucket
         fetch = blob_fetcher(bucket, SLOWEST_BYTES)
         try:
             saved = checkpoint.load(folder, self._shown[named.round], shapes, also=velocity, fetch=fetch)

@@ -93,10 +93,14 @@ def members_checkpoints(run: Digest) -> str:
     return f"{_run(run)}/checkpoints/"
 
 
-def states(run: Digest) -> str:
-    """The prefix of the files of all checkpoints in a cluster's shared bucket: a file that two members publish is one
-    object."""
+def all_states(run: Digest) -> str:
+    """The prefix of the files of all checkpoints in a cluster's shared bucket: a listing has the oldest first."""
     return f"{_run(run)}/state/"
+
+
+def states(run: Digest, round: int) -> str:
+    """The prefix of the files of a round's checkpoint: a file that two members publish is one object."""
+    return f"{all_states(run)}{round:08d}/"
 
 
 def group(run: Digest) -> str:

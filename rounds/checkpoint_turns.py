@@ -1,7 +1,7 @@
 """A cluster's checkpoints: their place, the member whose turn it is to publish one, and which of them are kept
 (rounds/checkpoints.py).
 
-All files are in one place under their digests, so a state that two members publish is stored once.
+A round's files are in one place under their digests, so a state that two members publish is stored once.
 """
 
 from collections.abc import Collection
@@ -13,16 +13,12 @@ from node.cluster.rejoin import SLOWEST_BYTES, newest_shown
 from node.state.saved import Snapshot
 from node.sync.checkpoints import Shown
 from protocol import keys
-from protocol.types import DIGEST_BYTES, Digest
-from rounds.checkpoints import abort_uploads
+from protocol.types import Digest
 from storage.s3 import RangedBucket
 from training.cluster import CHECKPOINT_ROUNDS_KEPT
 
 if TYPE_CHECKING:
     from rounds.member import Member
-
-MOST_FILES = 100_000
-"""Most files of a listing: a hundred terabytes."""
 
 
 class MemberShelf:
@@ -37,11 +33,13 @@ class MemberShelf:
         ledger = self._ledger = member.ledger
         self.state, self.run, self.time = member.state, ledger.run, ledger.time
         self.bucket: RangedBucket = ledger.bucket
-        self.files: RangedBucket = ledger.states
         self.document_key = keys.members_checkpoints(ledger.run) + ledger.me.hex()
         self.signer, self.verify = ledger.group.signer(ledger.me), ledger.group.verify
         self._settled: Digest | None = None
         """The link of the newest state that another member has published already."""
+
+    def files(self, round: int) -> RangedBucket:
+        return self._ledger.states(round)
 
     def may_show(self) -> bool:
         return True  # a member whose state differs has not applied the last record
@@ -59,39 +57,31 @@ class MemberShelf:
         if not late:
             return False
         shown = self._ledger.shown()
-        if any(checkpoint.round >= snapshot.round for _, checkpoint in newest_shown(shown)):
+        if any(checkpoint.round >= snapshot.round for _, checkpoint in newest_shown(shown, self._reached)):
             self._settled = snapshot.link
             return False
         # Every state has a manifest of its own, so a member that publishes this state names its manifest as loose.
         return not any(snapshot.state in shown[other].loose for other in shown.keys() & living - {me})
 
-    def unneeded(self, published: Shown) -> Collection[Digest]:
-        """Return the files of older checkpoints, and those that a member that is gone was publishing. A file that no
-        document names stays: its document may be hidden or damaged just now. Deletes documents of members that are
-        gone, once their files are. Raises StorageError."""
-        ledger, me = self._ledger, self._member.me
-        shown = {**ledger.shown(), me: published}  # what the store says of us may be old or damaged
-        newest = newest_shown(shown)
-        here = {*ledger.members(), *self._member.upkeep.living, me, *(owner for owner, _ in newest)}
-        needed = {file for _, checkpoint in newest for file in checkpoint.files}
-        needed |= {file for member in shown.keys() & here - {me} for file in shown[member].loose}
-        there = self._listed()
-        unneeded = set[Digest]()
-        for member, one in shown.items():
-            named = there & {*one.loose, *(file for checkpoint in one.checkpoints for file in checkpoint.files)}
-            unneeded |= named - needed
-            if member not in here and not named:
-                abort_uploads(self.files, one.loose)
-                key = keys.members_checkpoints(self.run) + member.hex()
-                self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
-        return unneeded
+    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
+        return ()  # files go with their round, whoever sent them
 
-    def _listed(self) -> set[Digest]:
-        """Return the files that are there, from any sender."""
-        prefix = keys.blob(Digest(b""))
-        listed = self.files.list(prefix, max_keys=MOST_FILES, timeout_seconds=CALL_SECONDS)
-        whole = [key for key in listed if len(key) == len(prefix) + 2 * DIGEST_BYTES]
-        return {Digest(bytes.fromhex(key.removeprefix(prefix))) for key in whole}
+    def clear(self, published: Shown) -> None:
+        """Delete the files of rounds before the newest two checkpoints. Where the store hides a document, more files
+        stay, never fewer. Also deletes documents of members that are silent and show no kept checkpoint."""
+        member, ledger = self._member, self._ledger
+        shown = {**ledger.shown(), member.me: published}  # what the store says of us may be old or damaged
+        newest = newest_shown(shown, self._reached)
+        rounds = {checkpoint.round for _, checkpoint in newest}
+        if len(rounds) == CHECKPOINT_ROUNDS_KEPT:
+            ledger.forget_states(min(rounds))
+        for other in shown.keys() - {*member.upkeep.living, member.me, *(owner for owner, _ in newest)}:
+            self.bucket.delete(keys.members_checkpoints(self.run) + other.hex(), timeout_seconds=CALL_SECONDS)
+
+    @property
+    def _reached(self) -> int:
+        """A round that the run may have reached: others may be one ahead of us."""
+        return self.state.saved.round + 1
 
     def document_seconds(self) -> float:
         return CALL_SECONDS

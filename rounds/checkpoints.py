@@ -3,7 +3,6 @@ Their readers: node/sync/checkpoints.py, node/sync/catchup.py."""
 
 import os
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from shutil import copyfile, rmtree
@@ -27,7 +26,7 @@ from node.sync.checkpoints import (
 )
 from protocol import keys
 from protocol.errors import ChainError, CheckpointCorrupt, InvalidMessage, MurmurError, ObjectMissing, StorageError
-from protocol.ports import Bucket, Signer, Task, Time, Verify
+from protocol.ports import Signer, Task, Time, Verify
 from protocol.types import Digest
 from storage.exchange import publish
 from storage.realtime import seconds_until
@@ -45,13 +44,15 @@ class Shelf(Protocol):
     bucket: RangedBucket
     document_key: str
     """Key in `bucket` of the document that lists our checkpoints."""
-    files: RangedBucket
-    """The bucket of the states' files, as blobs."""
     signer: Signer
     verify: Verify
     time: Time
     kept: int
     """Number of checkpoints kept; each is as large as the model."""
+
+    def files(self, round: int) -> RangedBucket:
+        """Return the place of the files of the round's checkpoint, as blobs."""
+        ...
 
     def may_show(self) -> bool:
         """Whether the run's state is ours: otherwise no node should start from it."""
@@ -61,9 +62,13 @@ class Shelf(Protocol):
         """Whether it is our turn to publish this one. Raises ChainError, StorageError."""
         ...
 
-    def unneeded(self, published: Shown) -> Collection[Digest]:
-        """Return the files to delete now that this document is published. It calls those loose that our earlier one
-        named and it does not. Raises StorageError."""
+    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
+        """Return the files that our document calls loose after a start and that it has to go on naming."""
+        ...
+
+    def clear(self, published: Shown) -> None:
+        """Delete the files that are not needed any more, now that this document is published. It calls those loose that
+        our earlier one named and it does not. Raises StorageError."""
         ...
 
     def document_seconds(self) -> float:
@@ -85,7 +90,10 @@ class ValidatorShelf:
         self._node = node
         self.state, self.run, self.time = node.state, node.run.id, node.time
         self.bucket, self.signer, self.verify = node.doors.bucket, node.doors.signer, node.doors.verify
-        self.files, self.document_key = self.bucket, keys.checkpoints(node.run.id)
+        self.document_key = keys.checkpoints(node.run.id)
+
+    def files(self, round: int) -> RangedBucket:
+        return self.bucket
 
     def may_show(self) -> bool:
         return self._node.at_tip
@@ -96,8 +104,12 @@ class ValidatorShelf:
         every = self._node.run.first.checkpoint_rounds
         return self.state.saved.round >= snapshot.round + place * every // max(1, len(validators))
 
-    def unneeded(self, published: Shown) -> Collection[Digest]:
-        return published.loose
+    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
+        return loose  # so that we delete them later: no other node does
+
+    def clear(self, published: Shown) -> None:
+        for file in published.loose:
+            self.bucket.delete(keys.blob(file), timeout_seconds=FETCH_SECONDS)
 
     def document_seconds(self) -> float:
         return self._node.transfer_seconds(1)
@@ -215,8 +227,8 @@ class Checkpoints:
         shelf = self.shelf
         try:
             raw = shelf.bucket.get(shelf.document_key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
-            self.shown = parse_shown(raw, shelf.run, shelf.signer.peer, shelf.verify)
-            abort_uploads(shelf.files, self.shown.loose)
+            shown = parse_shown(raw, shelf.run, shelf.signer.peer, shelf.verify)
+            self.shown = replace(shown, loose=tuple(shelf.left_over(shown.loose)))
         except (ObjectMissing, InvalidMessage):
             self.shown = Shown()
 
@@ -226,13 +238,14 @@ class Checkpoints:
         pinned, shown = self._pinned, self.shown
         assert pinned is not None
         assert shown is not None
-        time, bucket = self.shelf.time, self.shelf.files
+        time, bucket = self.shelf.time, self.shelf.files(pinned.round)
         began = time.now()
         until = began + self.shelf.state_seconds()
         named = {file for entry in shown.checkpoints for file in entry.files}
         loose = {*shown.loose, *pinned.files} - named
         self._show(replace(shown, loose=tuple(sorted(loose))))
-        for file in pinned.files:
+        # The manifest first: a listing shows the round before a large upload begins.
+        for file in sorted(pinned.files, key=lambda file: file != pinned.state):
             path = self.folder / file.hex()
             facts = bucket.head(keys.blob(file), timeout_seconds=seconds_until(until, time))
             if facts is None or facts.size_bytes != path.stat().st_size:
@@ -250,8 +263,7 @@ class Checkpoints:
         )
         self._pinned = None
         rmtree(self.folder, ignore_errors=True)
-        for file in self.shelf.unneeded(new):
-            bucket.delete(keys.blob(file), timeout_seconds=FETCH_SECONDS)
+        self.shelf.clear(new)
         self.shown = replace(new, loose=())
 
     def _show(self, shown: Shown) -> None:
@@ -259,13 +271,6 @@ class Checkpoints:
         document, seconds = encode_shown(shown, shelf.run, shelf.signer), shelf.document_seconds()
         publish(shelf.bucket, shelf.document_key, document, timeout_seconds=seconds, time=shelf.time)
         self.shown = shown
-
-
-def abort_uploads(bucket: Bucket, files: Collection[Digest]) -> None:
-    """Abort the unfinished uploads of these blobs, as far as the store answers."""
-    for file in files:
-        with suppress(StorageError):
-            bucket.abort_unfinished(keys.blob(file), timeout_seconds=FETCH_SECONDS)
 
 
 def _latest(states: Iterable[tuple[Digest, Digest]]) -> States:

@@ -339,7 +339,7 @@ class Member:
             raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
             self.ledger.require_record(round)
-        record = record.model_copy(update={"amendments": self.amended.coming()})
+        record = record.model_copy(update={"amendments": self.amended.coming(self.amendments.announced)})
         ours = self.ledger.create(round, record)
         self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
         for member in self.presence.gone():

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from loguru import logger
 
+from node.cluster.amendments import AmendmentLost
 from node.cluster.bootstrap import find_spec, is_member, member_of, open_data, open_shared, require_group
 from node.cluster.group_keys import Group, Token, parse_token, read_token
-from node.cluster.ledger import Ledger, Patience
+from node.cluster.ledger import Ledger, Patience, UnreadableRecord
 from node.cluster.rejoin import last_round
 from node.config.device import describe
 from node.config.settings import ClusterConfig, NodeConfig, home
@@ -101,7 +102,13 @@ def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpe
     spec = find_spec(bucket, run)
     require_group(bucket, run, group)
     ledger = Ledger(bucket, run, group, member_of(folder, run), REAL)
-    if (last := last_round(ledger, spec)) is None:
+    try:
+        last = last_round(ledger, spec)
+    except (UnreadableRecord, AmendmentLost):
+        if not is_member(folder, run):
+            raise
+        last = None  # our disk has what the store has lost, or tells whom to ask
+    if last is None:
         return spec, ledger, open_data(config, spec, bucket, folder)
     logger.info(
         "the run {run} is closed: round {round} was its last. There is nothing to train; its theta is in the bucket",

@@ -101,12 +101,12 @@ class Upkeep:
         for place, looks in sorted(self._looks.items()):
             drawn = Digest(sha256(place[0].to_bytes(4, "little") + place[1]).digest())
             turn = 0 if place[1] == self._ledger.me else self._order(drawn, "repair").index(self._ledger.me)
-            if looks > turn and self._put_back(*place):
+            if looks > turn and self._put_back(*place, first=not turn):
                 self._looks[place] = -AGAIN_LOOKS * 2 ** min(self._restored[place], MOST_DOUBLINGS)
                 self._restored[place] += 1
 
-    def _put_back(self, round: int, peer: PeerId) -> bool:
-        """Restore the object; return whether we could."""
+    def _put_back(self, round: int, peer: PeerId, *, first: bool) -> bool:
+        """Restore the object; return whether to wait now for what that changes. first: whether it is our turn first."""
         record = self._records.find(round)
         if peer == GROUP:
             if record is not None:
@@ -118,7 +118,7 @@ class Upkeep:
         claims: list[Claim | MeanPart] = [record.claims[peer]] if peer in record.claims else []
         if self.spec.exchange == "int8":
             claims += self._mean_part(round, peer, record)
-        held = [self._put_object_back(round, peer, one) for one in claims]
+        held = [self._put_object_back(round, peer, one, first=first) for one in claims]
         return any(held)
 
     def _mean_part(self, round: int, owner: PeerId, record: Record) -> list[MeanPart]:
@@ -135,9 +135,10 @@ class Upkeep:
                 return [part]
         return []
 
-    def _put_object_back(self, round: int, peer: PeerId, claim: Claim | MeanPart) -> bool:
+    def _put_object_back(self, round: int, peer: PeerId, claim: Claim | MeanPart, *, first: bool) -> bool:
         """Restore a sealed object: a member's update, or its part of the round's mean. One that stands in its size is
-        restored when it is asked for again: another member may have restored it, or the other one may be meant."""
+        restored when it is asked for again: another member may have restored it, or the other one may be meant. Who is
+        first looks again at once, since nobody has."""
         file = self._state.sealed_file(round, peer, digest_of(claim.envelope))
         if file is None:
             return False
@@ -148,7 +149,7 @@ class Upkeep:
         shown = (round, peer), key
         if facts is not None and facts.size_bytes == file.stat().st_size and shown not in self._again:
             self._again.add(shown)
-            return False
+            return not first
         seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
         logger.info("round {round}: restored the payload of {peer}", round=round, peer=peer.hex()[:8])

@@ -26,10 +26,10 @@ from murmur.plan.cluster import refusals
 from murmur.plan.command import tell
 from murmur.plan.measure import measure
 from murmur.plan.timetable import duration
-from node.cluster.amendments import AmendedSpec
+from node.cluster.amendments import AmendedSpec, AmendmentLost
 from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, wrong_group
 from node.cluster.group_keys import Group, Token, parse_token, read_token
-from node.cluster.ledger import CALL_SECONDS, Ledger
+from node.cluster.ledger import CALL_SECONDS, Ledger, UnreadableRecord
 from node.config.settings import ClusterConfig, flags_in, load_part
 from node.doctor import machine
 from node.doctor.finding import Advice, Check, Examined, Fault, Finding, Status
@@ -111,19 +111,25 @@ def bucket(member: ExaminedMember) -> str:
     return "the token's key opens it"
 
 
-def run(member: ExaminedMember) -> str:
+def run(member: ExaminedMember) -> str | Advice:
     """Check that the run exists, belongs to this token's group, and is supported by this release."""
     member.spec = find_spec(member.bucket, member.token.run_id)
     if wrong_group(member.bucket, member.token.run_id, member.ledger.group):
         raise Fault("the run in this bucket belongs to another group than this token", TOKEN_FIX)
-    rounds = member.ledger.rounds()
-    record = member.ledger.record(rounds - 1) if rounds else None
-    if record is not None:
-        member.spec = AmendedSpec(member.spec, member.ledger).at(record.amendments).spec
+    rounds, lost = member.ledger.rounds(), ""
+    try:
+        record = member.ledger.record(rounds - 1) if rounds else None
+        if record is not None:
+            member.spec = AmendedSpec(member.spec, member.ledger).at(record.amendments).spec
+    except (UnreadableRecord, AmendmentLost) as fault:
+        lost = str(fault)
+    except ConfigError as fault:
+        raise Fault(str(fault), "update this release") from None
     member.tell("which members live")
     others = look_twice(member.ledger, member.spec.cluster.beat_seconds)[1] - {member.me}
     member.members = len(others) + 1
-    return f"{member.spec.name}, round {rounds}; {len(others)} other members live"
+    said = f"{member.spec.name}, round {rounds}; others that live: {len(others)}"
+    return Advice(f"{said}. {lost}", "no action is needed while members run") if lost else said
 
 
 def once(member: ExaminedMember) -> str:

@@ -103,7 +103,7 @@ def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
     rounds = ledger.rounds()
     record = ledger.record(rounds - 1) if rounds else None
     now = AmendedSpec(spec, ledger).at(record.amendments if record is not None else 0)
-    now = now.at(now.coming())
+    now = now.at(now.coming(ledger.amendment))
     if now.closed:
         raise ConfigError(f"{spec.name} is closed: it cannot be changed any more")
     return now

@@ -6,6 +6,7 @@ another spec.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -67,11 +68,11 @@ class AmendedSpec:
         following.closed = amendment.last
         return following
 
-    def coming(self) -> int:
-        """Return how many valid amendments there are by now. One that makes no valid spec is ignored by all members,
-        and so are all after it. Raises StorageError."""
+    def coming(self, announced: Callable[[int], Amendment | None]) -> int:
+        """Return how many valid amendments there are by now, with those that the bucket shows under their numbers. One
+        that makes no valid spec is ignored by all members, and so are all after it. Raises StorageError."""
         found = self
-        while not found.closed and (amendment := self._source.amendment(found.count + 1)) is not None:
+        while not found.closed and (amendment := announced(found.count + 1)) is not None:
             try:
                 found = found.next(amendment)
             except ConfigError as fault:
@@ -90,12 +91,16 @@ class KeptAmendments:
         self._taken: tuple[Amendment, ...] = ()
 
     def amendment(self, number: int) -> Amendment | None:
-        """Return the bucket's, which it saves, else this disk's. So a member has an amendment before it writes a record
-        that names it. Raises StorageError."""
-        found, kept = self._ledger.amendment(number), self._on_disk(number)
-        if found is not None and found != kept:
+        """Return the bucket's, else this disk's. Raises StorageError."""
+        return self.announced(number) or self._on_disk(number)
+
+    def announced(self, number: int) -> Amendment | None:
+        """Return the bucket's, and save it: a member has an amendment before it writes a record that names it. Raises
+        StorageError."""
+        found = self._ledger.amendment(number)
+        if found is not None and found != self._on_disk(number):
             self._save(number, found)
-        return found or kept
+        return found
 
     def keep(self, taken: tuple[Amendment, ...]) -> None:
         """Take these as the amendments in force."""
@@ -114,7 +119,7 @@ class KeptAmendments:
             partial.write_bytes(encode_amendment(amendment, ledger.run, number, ledger.group.signer()))
             os.replace(partial, path)
         except OSError as fault:
-            told = "cannot keep amendment {number} on this disk ({fault}); other members have it"
+            told = "cannot keep amendment {number} on this disk ({fault}); other members keep it"
             logger.warning(told, number=number, fault=str(fault))
 
     def _on_disk(self, number: int) -> Amendment | None:

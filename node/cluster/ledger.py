@@ -68,8 +68,6 @@ class Ledger:
 
     def __init__(self, bucket: RangedBucket, run: Digest, group: Group, me: PeerId, time: Time) -> None:
         self.bucket, self.run, self.group, self.me, self.time = bucket, run, group, me, time
-        self.states = PrefixedBucket(bucket, keys.states(run))
-        """The files of all checkpoints."""
         self._claims: dict[tuple[int, PeerId], Claim] = {}
         self._own: tuple[int, Claim] | None = None
         """Our last claim: it may replace one that we have read before."""
@@ -305,18 +303,31 @@ class Ledger:
     def forget(self, before: int) -> None:
         """Delete all payloads and claims of rounds before this one, and abort those rounds' unfinished uploads: no
         member needs them any more."""
+        self._forget(keys.all_claims(self.run), before)
+        self._forget(keys.payloads(self.run), before, lambda round: keys.payload(self.run, round))
+
+    def _forget(self, prefix: str, before: int, uploads: Callable[[int], str] | None = None) -> None:
+        """Delete the objects under the prefix whose keys go on with a round before this one."""
         rounds = set[int]()
-        for prefix in (keys.payloads(self.run), keys.all_claims(self.run)):
-            for key in self.bucket.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
-                number = key.removeprefix(prefix)[:_ROUND_DIGITS]
-                if not number.isdecimal() or int(number) >= before:
-                    break
-                rounds.add(int(number))
-                self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
-        for round in rounds:
-            self.bucket.abort_unfinished(keys.payload(self.run, round), timeout_seconds=CALL_SECONDS)
+        for key in self.bucket.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
+            number = key.removeprefix(prefix)[:_ROUND_DIGITS]
+            if not number.isdecimal() or int(number) >= before:
+                break
+            if uploads is not None and int(number) not in rounds:
+                self.bucket.abort_unfinished(uploads(int(number)), timeout_seconds=CALL_SECONDS)
+            rounds.add(int(number))
+            self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
 
     # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def states(self, round: int) -> PrefixedBucket:
+        """Return the place of the files of a round's checkpoint, from any member."""
+        return PrefixedBucket(self.bucket, keys.states(self.run, round))
+
+    def forget_states(self, before: int) -> None:
+        """Delete the files of the checkpoints of rounds before this one, whoever sent them, and abort their unfinished
+        uploads."""
+        self._forget(keys.all_states(self.run), before, lambda round: keys.states(self.run, round))
 
     def shown(self) -> dict[PeerId, Shown]:
         """Return the checkpoints that each member shows. Raises StorageError if the store does not answer."""

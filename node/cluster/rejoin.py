@@ -11,7 +11,7 @@ from dataclasses import replace
 from loguru import logger
 
 from gauntlet.agreement import Tip
-from node.cluster.amendments import AmendedSpec, AmendmentLost
+from node.cluster.amendments import AmendedSpec
 from node.cluster.ledger import Ledger, UnreadableRecord
 from node.state.node_state import NodeState
 from node.state.saved import Snapshot
@@ -85,7 +85,7 @@ def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
 def _usable(ledger: Ledger, later_than: int) -> Iterator[tuple[PeerId, Checkpoint]]:
     """Yield the shown checkpoints of rounds after `later_than` that the records lead to, the newest first. One whose
     record the store has damaged is left out. Raises StorageError."""
-    for member, found in newest_shown(ledger.shown()):
+    for member, found in newest_shown(ledger.shown(), ledger.rounds()):
         with suppress(UnreadableRecord):
             if found.round > later_than and found.link == link_before(ledger, found.round):
                 yield member, found
@@ -101,10 +101,13 @@ def _tell(state: NodeState) -> None:
     state.events.emit("caught_up", round, origin=f"the checkpoint of round {round}", applied=0, theta=theta)
 
 
-def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint]]:
+def newest_shown(shown: Mapping[PeerId, Shown], reached: int) -> list[tuple[PeerId, Checkpoint]]:
     """Return the shown checkpoints of the rounds that are kept, the newest first. A document may name older ones, until
-    its member's next turn: their files are gone."""
-    found = [(member, checkpoint) for member, one in shown.items() for checkpoint in one.checkpoints]
+    its member's next turn: their files are gone. It may also name rounds that the run has not reached, since the bucket
+    was put back from a backup."""
+    found = [
+        (member, one) for member, document in shown.items() for one in document.checkpoints if one.round <= reached
+    ]
     rounds = sorted({checkpoint.round for _, checkpoint in found}, reverse=True)[:CHECKPOINT_ROUNDS_KEPT]
     kept = [one for one in found if one[1].round in rounds]
     return sorted(kept, key=lambda one: (-one[1].round, one[0]))
@@ -112,18 +115,15 @@ def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint
 
 def is_shown(ledger: Ledger, link: Digest) -> bool:
     """Whether a member shows the state at this link. Raises StorageError."""
-    return any(checkpoint.link == link for _, checkpoint in newest_shown(ledger.shown()))
+    return any(checkpoint.link == link for one in ledger.shown().values() for checkpoint in one.checkpoints)
 
 
 def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
-    """Return the run's last round if the run is closed and a member shows the state after it; else None, also where the
-    store has lost what would tell: a member's disk may have it. Raises StorageError."""
+    """Return the run's last round if the run is closed and a member shows the state after it; else None. Raises
+    UnreadableRecord, AmendmentLost, StorageError."""
     rounds = ledger.rounds()
-    try:
-        record = ledger.record(rounds - 1) if rounds else None
-        if record is None or not AmendedSpec(spec, ledger).at(record.amendments).closed:
-            return None
-    except (UnreadableRecord, AmendmentLost):
+    record = ledger.record(rounds - 1) if rounds else None
+    if record is None or not AmendedSpec(spec, ledger).at(record.amendments).closed:
         return None
     return rounds - 1 if is_shown(ledger, link_of(record.selection(ledger.run, rounds - 1))) else None
 
@@ -139,7 +139,7 @@ def link_before(ledger: Ledger, round: int) -> Digest | None:
 def _load(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
     """Load the checkpoint's theta. Raises as `_stand_at`."""
     record = ledger.record(found.round)
-    state.load_consensus(Snapshot(found.round, found.link, found.state), _fetcher(ledger.states))
+    state.load_consensus(Snapshot(found.round, found.link, found.state), _fetcher(ledger.states(found.round)))
     if record is not None and digest_of(record.theta) != state.replica.digest():
         raise OutOfSync("its theta differs from the run's")
 

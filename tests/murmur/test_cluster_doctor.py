@@ -130,7 +130,7 @@ def test_members_that_live_are_counted_by_the_spec_in_force(
         for one in (dead, living):
             one.clear(one.me)
     assert status == 0
-    assert "1 other members live" in found["run"]["detail"]
+    assert "others that live: 1" in found["run"]["detail"]
 
 
 @pytest.fixture

@@ -1,24 +1,34 @@
 """What a cluster's store loses or damages in a bad moment, in modelled time: checkpoints, amendments, claims, one
 read. And what members leave behind that are gone for good."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from murmur.cluster.requests import standing
+from node.cluster.amendments import AmendmentLost
+from node.cluster.group_keys import Token
+from node.cluster.ledger import UnreadableRecord
 from node.cluster.rejoin import last_round, newest_shown
-from node.sync.checkpoints import Shown
+from node.config.settings import ClusterConfig
+from node.state.store import StateStore
+from node.sync.checkpoints import Checkpoint, Shown
 from protocol import keys
 from protocol.cluster import Amendment
 from protocol.errors import StorageError
-from protocol.types import Digest
+from protocol.types import Digest, PeerId
+from rounds import start
 from rounds.checkpoint_turns import MemberShelf
-from simulation.cluster import BUCKET, Cluster, Machine
+from simulation.cluster import BUCKET, SECRET, Cluster, Machine
 from simulation.store import Call
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
 from tests.simulation.test_cluster_requests import LAST, SLOWER, owner
+
+NOW = 1_000_000
+"""A round that no run reaches."""
 
 
 @pytest.fixture
@@ -27,13 +37,17 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def blobs(cluster: Cluster) -> set[str]:
-    prefix = keys.states(cluster.run) + "blob/"
-    return {key.removeprefix(prefix) for key in cluster.store.buckets[BUCKET] if key.startswith(prefix)}
+    prefix = keys.all_states(cluster.run)
+    return {key.rsplit("/")[-1] for key in cluster.store.buckets[BUCKET] if key.startswith(prefix)}
 
 
 def named(cluster: Cluster) -> set[str]:
     """Files of the shown checkpoints."""
-    return {file.hex() for _, one in newest_shown(owner(cluster).shown()) for file in one.files}
+    return {file.hex() for _, one in newest_shown(owner(cluster).shown(), NOW) for file in one.files}
+
+
+def is_state(key: str) -> bool:
+    return "/state/" in key
 
 
 def for_good(cluster: Cluster, machine: Machine) -> None:
@@ -59,13 +73,14 @@ def test_what_a_store_hides_for_a_moment_is_no_reason_to_delete_checkpoints(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     cluster, documents, done = watched.cluster, keys.members_checkpoints(watched.cluster.run), list[str]()
-    real = MemberShelf.unneeded
+    real = MemberShelf.clear
 
-    def unneeded(shelf: MemberShelf, published: Shown) -> Collection[Digest]:
+    def clear(shelf: MemberShelf, published: Shown) -> None:
         ours, objects = shelf.document_key, cluster.store.buckets[BUCKET]
         before = {key: objects[key] for key in objects if key.startswith(documents)}
-        if done or len({member for member, _ in newest_shown(owner(cluster).shown())}) < 2:
-            return real(shelf, published)
+        if done or len({member for member, _ in newest_shown(owner(cluster).shown(), NOW)}) < 2:
+            real(shelf, published)
+            return
         done.append(kind)
         for key in list(before)[kind == "all but one are" :]:
             if (kind == "ours is hidden" and key == ours) or (kind == "the others are hidden" and key != ours):
@@ -73,11 +88,11 @@ def test_what_a_store_hides_for_a_moment_is_no_reason_to_delete_checkpoints(
             elif kind.startswith("all"):
                 objects[key] = replace(before[key], data=before[key].data[:-1] + b"x")
         try:
-            return real(shelf, published)
+            real(shelf, published)
         finally:
             objects.update(before)
 
-    monkeypatch.setattr(MemberShelf, "unneeded", unneeded)
+    monkeypatch.setattr(MemberShelf, "clear", clear)
     cluster.begin()
     watched.play(lambda: bool(done))
     watched.play(has_records(watched, len(watched.records()) + 1))
@@ -95,36 +110,50 @@ def test_shown_checkpoints_are_there_and_nothing_else_is(tmp_path: Path, members
     cluster.begin()
     for rounds in (11, 15, 19, 23):  # checkpoints are of every fourth round
         watched.play(has_records(watched, rounds))
-        shown = {checkpoint.round for _, checkpoint in newest_shown(owner(cluster).shown())}
+        shown = {checkpoint.round for _, checkpoint in newest_shown(owner(cluster).shown(), NOW)}
         assert shown == {rounds - 7, rounds - 3}
         assert named(cluster) == blobs(cluster)
     cluster.close()
 
 
-def test_files_of_a_member_that_died_while_it_uploaded_are_deleted_when_it_is_gone_for_good(watched: Watched) -> None:
+@pytest.mark.parametrize("kind", ["gone for good", "starts again", "starts again without its document"])
+def test_files_of_a_member_that_died_while_it_uploaded_go_with_their_round(watched: Watched, kind: str) -> None:
     cluster, dead = watched.cluster, list[Machine]()
 
     def see(call: Call) -> None:
-        if call.verb == "put" and "/state/blob/" in call.key and blobs(cluster) - named(cluster) and not dead:
+        if call.verb == "put" and is_state(call.key) and blobs(cluster) - named(cluster) and not dead:
             dead.append(cluster._by_name[call.reader])
             for_good(cluster, dead[0])
 
     watch(cluster, see)
     cluster.begin()
     watched.play(lambda: bool(dead))
-    document = keys.members_checkpoints(cluster.run) + dead[0].id.hex()
-    assert document in cluster.store.buckets[BUCKET]
-    watched.play(lambda: document not in cluster.store.buckets[BUCKET], hours=48)
-    assert dead[0].id not in owner(cluster).members()
+    if kind == "starts again without its document":
+        del cluster.store.buckets[BUCKET][keys.members_checkpoints(cluster.run) + dead[0].id.hex()]
+    if kind != "gone for good":
+        dead[0].down -= 1
+        cluster.start_later(dead[0])
+    watched.play(has_records(watched, len(watched.records()) + 13))
     assert named(cluster) == blobs(cluster)
     cluster.close()
+
+
+def test_checkpoints_of_rounds_that_a_backup_takes_back_hide_no_others() -> None:
+    """Members that were ahead go on showing them."""
+    ahead, behind = (
+        Shown(tuple(Checkpoint(round, Digest(bytes(32)), Digest(bytes(32)), ()) for round in rounds))
+        for rounds in ((72, 68), (48, 44))
+    )
+    shown = {PeerId(b"1" * 32): ahead, PeerId(b"2" * 32): behind}
+    assert [one.round for _, one in newest_shown(shown, 50)] == [48, 44]
+    assert [one.round for _, one in newest_shown(shown, 70)] == [68, 48]
 
 
 def test_where_an_uploader_of_the_last_theta_dies_for_good_another_one_uploads_it(watched: Watched) -> None:
     cluster, dead = watched.cluster, list[Machine]()
 
     def see(call: Call) -> None:
-        if call.verb == "put" and "/state/blob/" in call.key and not dead:
+        if call.verb == "put" and is_state(call.key) and not dead:
             machine = cluster._by_name.get(call.reader)
             if machine is not None and machine.program is not None and machine.program.amended.closed:
                 dead.append(machine)
@@ -136,7 +165,7 @@ def test_where_an_uploader_of_the_last_theta_dies_for_good_another_one_uploads_i
     owner(cluster).amend(1, LAST)
     watched.play(lambda: not any(machine.up for machine in cluster.machines), hours=5)
     assert len(dead) == 1
-    shown = {checkpoint.round for _, checkpoint in newest_shown(owner(cluster).shown())}
+    shown = {checkpoint.round for _, checkpoint in newest_shown(owner(cluster).shown(), NOW)}
     assert shown == {len(watched.records())}
     assert named(cluster) <= blobs(cluster)
     assert_one_history(watched)
@@ -192,7 +221,8 @@ def test_an_amendment_that_the_store_loses_is_put_back_and_nobody_writes_another
         cluster.kill(machine)
     with pytest.raises(StorageError, match="amendment 1"):
         standing(owner(cluster), cluster.spec)
-    assert last_round(owner(cluster), cluster.spec) is None  # what a start asks first
+    with pytest.raises(AmendmentLost):  # what a start asks first
+        last_round(owner(cluster), cluster.spec)
     for machine in again:
         cluster.start(machine)  # its disk has it
     watched.play(has_records(watched, 8), hours=2)
@@ -230,15 +260,27 @@ def test_an_amendment_that_is_lost_as_soon_as_a_record_names_it_is_put_back_by_w
     assert_one_history(watched)
 
 
-def test_a_damaged_last_record_leaves_it_open_whether_the_run_is_closed(watched: Watched) -> None:
-    """So a member that has the record on its disk starts, and puts it back."""
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_start_goes_on_without_what_its_own_disk_may_have(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """A newcomer ends instead: nobody may be there who puts it back."""
     cluster = watched.cluster
     cluster.begin()
     watched.play(has_records(watched, 2))
     objects, key = cluster.store.buckets[BUCKET], keys.record(cluster.run, len(watched.records()) - 1)
     objects[key] = replace(objects[key], data=b"?")
-    assert last_round(owner(cluster), cluster.spec) is None
     cluster.close()
+    monkeypatch.setattr(start, "open_shared", lambda token: cluster.store.bucket(BUCKET))
+    monkeypatch.setattr(start, "find_spec", lambda *rest: cluster.spec)
+    monkeypatch.setattr(start, "open_data", lambda *rest: "the data set")
+    where = {"endpoint": "https://host", "bucket": BUCKET, "access_key": "key", "secret_key": "key"}
+    token = Token(**where, run=cluster.run.hex(), secret=SECRET)
+    config, folder = ClusterConfig(name="m", token_file=tmp_path / "token"), tmp_path / "home"
+    if joined:
+        StateStore(folder, cluster.run)
+    with nullcontext() if joined else pytest.raises(UnreadableRecord):
+        assert start._found(config, token, folder)[2] is not None, "not that the run is closed"
 
 
 # --- claims and wishes -----------------------------------------------------------------------------------------------
