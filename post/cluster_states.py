@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from node.cluster.ledger import Ledger
-from node.cluster.rejoin import link_before, newest_shown
+from node.cluster.rejoin import link_before, usable
 from node.sync.run_discovery import blob_fetcher
 from post.states import Named, Rebuilt
 from protocol.cluster import ClusterSpec, digest_of
@@ -27,11 +27,7 @@ class ClusterStates:
     def __init__(self, spec: ClusterSpec, ledger: Ledger, tell: Callable[[str], None]) -> None:
         self.spec, self.id = spec, ledger.run
         self._ledger, self._tell = ledger, tell
-        self._shown = {
-            found.round: found.state
-            for _, found in reversed(newest_shown(ledger.shown(), ledger.rounds()))
-            if found.link == link_before(ledger, found.round)
-        }
+        self._shown = {found.round: found.state for _, found in reversed([*usable(ledger)])}
         self._shown.setdefault(0, digest_of(spec.genesis_checkpoint))
         self.newest = max(self._shown)
         """The newest round at whose start there is a checkpoint."""

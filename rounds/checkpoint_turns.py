@@ -4,16 +4,16 @@
 A round's files are in one place under their digests, so a state that two members publish is stored once.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from cluster.turns import turns
 from node.cluster.ledger import CALL_SECONDS
-from node.cluster.rejoin import SLOWEST_BYTES, newest_shown
+from node.cluster.rejoin import SLOWEST_BYTES
 from node.state.saved import Snapshot
-from node.sync.checkpoints import Shown
+from node.sync.checkpoints import Checkpoint, Shown
 from protocol import keys
-from protocol.types import Digest
+from protocol.types import Digest, PeerId
 from storage.s3 import RangedBucket
 from training.cluster import CHECKPOINT_ROUNDS_KEPT
 
@@ -57,7 +57,8 @@ class MemberShelf:
         if not late:
             return False
         shown = self._ledger.shown()
-        if any(checkpoint.round >= snapshot.round for _, checkpoint in newest_shown(shown, self._reached)):
+        newest = newest_shown(shown, self._reached)
+        if any(one.link == snapshot.link or one.round > snapshot.round for _, one in newest):
             self._settled = snapshot.link
             return False
         # Every state has a manifest of its own, so a member that publishes this state names its manifest as loose.
@@ -67,20 +68,23 @@ class MemberShelf:
         return ()  # files go with their round, whoever sent them
 
     def clear(self, published: Shown) -> None:
-        """Delete the files of rounds before the newest two checkpoints. Where the store hides a document, more files
-        stay, never fewer. Also deletes documents of members that are silent and show no kept checkpoint."""
+        """Delete the files of rounds before the newest two checkpoints, and documents of silent members that show older
+        ones only. Where the store hides a document, more stays, never less."""
         member, ledger = self._member, self._ledger
         shown = {**ledger.shown(), member.me: published}  # what the store says of us may be old or damaged
         newest = newest_shown(shown, self._reached)
         rounds = {checkpoint.round for _, checkpoint in newest}
-        if len(rounds) == CHECKPOINT_ROUNDS_KEPT:
-            ledger.forget_states(min(rounds))
-        for other in shown.keys() - {*member.upkeep.living, member.me, *(owner for owner, _ in newest)}:
-            self.bucket.delete(keys.members_checkpoints(self.run) + other.hex(), timeout_seconds=CALL_SECONDS)
+        if len(rounds) < CHECKPOINT_ROUNDS_KEPT:
+            return
+        ledger.forget_states(min(rounds))
+        for other in shown.keys() - {*member.upkeep.living, member.me}:
+            if shown[other].newest < min(rounds):
+                self.bucket.delete(keys.members_checkpoints(self.run) + other.hex(), timeout_seconds=CALL_SECONDS)
 
     @property
     def _reached(self) -> int:
-        """A round that the run may have reached: others may be one ahead of us."""
+        """A round that the run may have reached: others may be one ahead of us. After the bucket was put back from a
+        backup, documents name later ones too, which are not the run's."""
         return self.state.saved.round + 1
 
     def document_seconds(self) -> float:
@@ -88,3 +92,12 @@ class MemberShelf:
 
     def state_seconds(self) -> float:
         return CALL_SECONDS + self.state.first.consensus_bytes / SLOWEST_BYTES
+
+
+def newest_shown(shown: Mapping[PeerId, Shown], reached: int) -> list[tuple[PeerId, Checkpoint]]:
+    """Return the shown checkpoints of the newest rounds, as many as are kept, of those up to `reached`."""
+    found = [
+        (member, one) for member, document in shown.items() for one in document.checkpoints if one.round <= reached
+    ]
+    rounds = sorted({checkpoint.round for _, checkpoint in found}, reverse=True)[:CHECKPOINT_ROUNDS_KEPT]
+    return [one for one in found if one[1].round in rounds]

@@ -123,7 +123,7 @@ class Checkpoints:
     A failure is logged, and retried in the next round.
 
     A process may be killed at any line. So the document is written last. Before a file is uploaded, the document names
-    it as loose, so that a leftover is deleted some day.
+    it as loose: a leftover is deleted some day, and the members of a cluster see who is publishing.
     """
 
     def __init__(self, shelf: Shelf) -> None:

@@ -170,9 +170,9 @@ class Upkeep:
         saved = self._state.saved
         if saved.round <= self._cleared:
             return
-        self._amendments.restore()  # all of us do: those that have not applied the last record wait for it
         if self._order(saved.link, "clear")[0] == self._ledger.me:
             self._ledger.forget(saved.round - self.spec.cluster.keep_rounds)
+        self._amendments.restore()  # all of us do: those that have not applied the last record wait for it
         self._cleared = saved.round
 
     def _order(self, link: Digest, what: str) -> list[PeerId]:

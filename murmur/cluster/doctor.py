@@ -129,7 +129,7 @@ def run(member: ExaminedMember) -> str | Advice:
     others = look_twice(member.ledger, member.spec.cluster.beat_seconds)[1] - {member.me}
     member.members = len(others) + 1
     said = f"{member.spec.name}, round {rounds}; others that live: {len(others)}"
-    return Advice(f"{said}. {lost}", "no action is needed while members run") if lost else said
+    return Advice(f"{said}. {lost}", "wait until a member that was there puts it back") if lost else said
 
 
 def once(member: ExaminedMember) -> str:

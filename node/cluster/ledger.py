@@ -314,7 +314,8 @@ class Ledger:
             if not number.isdecimal() or int(number) >= before:
                 break
             if uploads is not None and int(number) not in rounds:
-                self.bucket.abort_unfinished(uploads(int(number)), timeout_seconds=CALL_SECONDS)
+                with suppress(StorageError):  # a key that may not list uploads deletes all the same
+                    self.bucket.abort_unfinished(uploads(int(number)), timeout_seconds=CALL_SECONDS)
             rounds.add(int(number))
             self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
 

@@ -4,7 +4,7 @@ A checkpoint is accepted if its link is that of the record before its round, and
 names. The records since then are applied as in any round.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from node.cluster.amendments import AmendedSpec
 from node.cluster.ledger import Ledger, UnreadableRecord
 from node.state.node_state import NodeState
 from node.state.saved import Snapshot
-from node.sync.checkpoints import Checkpoint, Shown
+from node.sync.checkpoints import Checkpoint
 from node.sync.run_discovery import blob_fetcher
 from protocol.cluster import ClusterSpec, digest_of
 from protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
@@ -35,7 +35,7 @@ def begin(ledger: Ledger, state: NodeState) -> None:
     there is one. Raises StorageError, or ConfigError if theta_0 is damaged."""
     if state.resume():
         return
-    for member, found in _usable(ledger, later_than=0):
+    for member, found in usable(ledger):
         try:
             _load(ledger, state, found)
             break
@@ -69,7 +69,7 @@ def _load_genesis(ledger: Ledger, state: NodeState) -> None:
 def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
     """Load the newest usable checkpoint of a round after `later_than`, from any member. Return whether there was one.
     Otherwise our state is unchanged. Raises StorageError."""
-    for member, found in _usable(ledger, later_than):
+    for member, found in usable(ledger, later_than):
         try:
             _stand_at(ledger, state, found)
         except _UNUSABLE as fault:
@@ -82,13 +82,21 @@ def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
     return False
 
 
-def _usable(ledger: Ledger, later_than: int) -> Iterator[tuple[PeerId, Checkpoint]]:
-    """Yield the shown checkpoints of rounds after `later_than` that the records lead to, the newest first. One whose
+def usable(ledger: Ledger, later_than: int = 0) -> Iterator[tuple[PeerId, Checkpoint]]:
+    """Yield the shown checkpoints of rounds after `later_than` that the records lead to, the newest first, of as many
+    rounds as are kept. A document may name older ones, until its member's next turn: their files are gone. One whose
     record the store has damaged is left out. Raises StorageError."""
-    for member, found in newest_shown(ledger.shown(), ledger.rounds()):
+    shown = [(member, one) for member, document in sorted(ledger.shown().items()) for one in document.checkpoints]
+    kept = 0
+    for round in sorted({checkpoint.round for _, checkpoint in shown}, reverse=True):
+        if round <= later_than or kept == CHECKPOINT_ROUNDS_KEPT:
+            return
+        link = None
         with suppress(UnreadableRecord):
-            if found.round > later_than and found.link == link_before(ledger, found.round):
-                yield member, found
+            link = link_before(ledger, round)
+        found = [one for one in shown if (one[1].round, one[1].link) == (round, link)]
+        yield from found
+        kept += bool(found)
 
 
 def _warn(member: PeerId, found: Checkpoint, fault: Exception) -> None:
@@ -99,18 +107,6 @@ def _warn(member: PeerId, found: Checkpoint, fault: Exception) -> None:
 def _tell(state: NodeState) -> None:
     round, theta = state.saved.round, state.replica.digest().hex()
     state.events.emit("caught_up", round, origin=f"the checkpoint of round {round}", applied=0, theta=theta)
-
-
-def newest_shown(shown: Mapping[PeerId, Shown], reached: int) -> list[tuple[PeerId, Checkpoint]]:
-    """Return the shown checkpoints of the rounds that are kept, the newest first. A document may name older ones, until
-    its member's next turn: their files are gone. It may also name rounds that the run has not reached, since the bucket
-    was put back from a backup."""
-    found = [
-        (member, one) for member, document in shown.items() for one in document.checkpoints if one.round <= reached
-    ]
-    rounds = sorted({checkpoint.round for _, checkpoint in found}, reverse=True)[:CHECKPOINT_ROUNDS_KEPT]
-    kept = [one for one in found if one[1].round in rounds]
-    return sorted(kept, key=lambda one: (-one[1].round, one[0]))
 
 
 def is_shown(ledger: Ledger, link: Digest) -> bool:

@@ -60,7 +60,7 @@ class Shown:
 
     `checkpoints`: the newest first. `states`: (link, state) of its rounds, the newest last; two validators that follow
     the run name the same state for a link, whether or not they published it. `loose`: blobs that may be in its bucket
-    although no checkpoint names them. They are for itself, in case it is killed before it has deleted them.
+    although no checkpoint names them: it was killed before it deleted them, or is publishing them.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()

@@ -12,7 +12,7 @@ from murmur.cluster.requests import standing
 from node.cluster.amendments import AmendmentLost
 from node.cluster.group_keys import Token
 from node.cluster.ledger import UnreadableRecord
-from node.cluster.rejoin import last_round, newest_shown
+from node.cluster.rejoin import last_round
 from node.config.settings import ClusterConfig
 from node.state.store import StateStore
 from node.sync.checkpoints import Checkpoint, Shown
@@ -21,7 +21,7 @@ from protocol.cluster import Amendment
 from protocol.errors import StorageError
 from protocol.types import Digest, PeerId
 from rounds import start
-from rounds.checkpoint_turns import MemberShelf
+from rounds.checkpoint_turns import MemberShelf, newest_shown
 from simulation.cluster import BUCKET, SECRET, Cluster, Machine
 from simulation.store import Call
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
@@ -123,6 +123,8 @@ def test_files_of_a_member_that_died_while_it_uploaded_go_with_their_round(watch
     def see(call: Call) -> None:
         if call.verb == "put" and is_state(call.key) and blobs(cluster) - named(cluster) and not dead:
             dead.append(cluster._by_name[call.reader])
+            place = call.key.partition("blob/")[0]
+            cluster.store.bucket(BUCKET).begin(place + "blob/cut off", timeout_seconds=1)
             for_good(cluster, dead[0])
 
     watch(cluster, see)
@@ -133,8 +135,10 @@ def test_files_of_a_member_that_died_while_it_uploaded_go_with_their_round(watch
     if kind != "gone for good":
         dead[0].down -= 1
         cluster.start_later(dead[0])
+    assert cluster.store.unfinished[BUCKET]
     watched.play(has_records(watched, len(watched.records()) + 13))
     assert named(cluster) == blobs(cluster)
+    assert not cluster.store.unfinished[BUCKET]
     cluster.close()
 
 
@@ -147,6 +151,26 @@ def test_checkpoints_of_rounds_that_a_backup_takes_back_hide_no_others() -> None
     shown = {PeerId(b"1" * 32): ahead, PeerId(b"2" * 32): behind}
     assert [one.round for _, one in newest_shown(shown, 50)] == [48, 44]
     assert [one.round for _, one in newest_shown(shown, 70)] == [68, 48]
+
+
+def test_one_lost_record_of_long_ago_hides_no_checkpoint_from_a_newcomer(watched: Watched) -> None:
+    cluster, late = watched.cluster, watched.machine(3)
+    cluster.begin()
+    watched.play(has_records(watched, 13))
+    for_good(cluster, late)
+    cluster.wipe(late)
+    records = len(watched.records())
+    cluster.store.buckets[BUCKET].pop(keys.record(cluster.run, 3))
+    late.down -= 1
+    cluster.start(late)
+    newest = keys.record(cluster.run, records + 2)
+    watched.play(lambda: newest in cluster.store.buckets[BUCKET])
+    origins = [
+        fields["origin"] for name, event, _, fields in watched.events if (name, event) == (late.name, "caught_up")
+    ]
+    assert origins
+    assert origins[0] in ("the checkpoint of round 12", "the checkpoint of round 8")
+    cluster.close()
 
 
 def test_where_an_uploader_of_the_last_theta_dies_for_good_another_one_uploads_it(watched: Watched) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from node.cluster.group_keys import Group
 from node.cluster.ledger import Ledger
-from node.cluster.rejoin import last_round, newest_shown
+from node.cluster.rejoin import last_round, usable
 from protocol import keys
 from protocol.cluster import Amendment, amended
 from protocol.errors import ConfigError
@@ -144,7 +144,7 @@ def closed(watched: Watched) -> int:
     assert counts(watched) == [0] * end + [1]
     assert len({machine.program.state.saved.theta for machine in cluster.machines if machine.program is not None}) == 1
     link = link_of(records[end].selection(cluster.run, end))
-    found = [checkpoint for _, checkpoint in newest_shown(owner(cluster).shown(), 1_000_000) if checkpoint.link == link]
+    found = [checkpoint for _, checkpoint in usable(owner(cluster)) if checkpoint.link == link]
     assert {checkpoint.round for checkpoint in found} == {end + 1}
     assert last_round(owner(cluster), cluster.spec) == end
     assert_one_history(watched)
