@@ -16,7 +16,8 @@ from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
 from node.cluster.amendments import AmendedSpec, KeptAmendments
 from node.cluster.heartbeat import Heartbeat
-from node.cluster.ledger import CALL_SECONDS, Ledger, Patience
+from node.cluster.ledger import CALL_SECONDS, Ledger
+from node.cluster.patience import Patience
 from node.cluster.record_log import RecordLog
 from node.cluster.rejoin import SLOWEST_BYTES, begin
 from node.fetch.opening import open_pinned

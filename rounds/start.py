@@ -11,7 +11,8 @@ from loguru import logger
 from node.cluster.amendments import AmendmentLost
 from node.cluster.bootstrap import find_spec, is_member, member_of, open_data, open_shared, require_group
 from node.cluster.group_keys import Group, Token, parse_token, read_token
-from node.cluster.ledger import Ledger, Patience, UnreadableRecord
+from node.cluster.ledger import Ledger, UnreadableRecord
+from node.cluster.patience import Patience
 from node.cluster.rejoin import last_round
 from node.config.device import describe
 from node.config.settings import ClusterConfig, NodeConfig, home

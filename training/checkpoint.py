@@ -109,7 +109,7 @@ def load(
 
 
 def blobs(folder: Path, digest: Digest) -> tuple[tuple[Digest, Path], ...]:
-    """Return every file of a saved state, tensors first and the manifest last."""
+    """Return every file of a saved state: its tensors, then its manifest."""
     path = manifest_path(folder, digest)
     _, files = _parse_manifest(bytes(_read(path, MAX_MANIFEST_BYTES, digest)))
     return (*((file.digest, tensors_path(folder, file.digest)) for file in files), (digest, path))

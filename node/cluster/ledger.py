@@ -51,7 +51,6 @@ CALL_SECONDS = 15.0
 """Time-out of one call of the store."""
 LOOK_THREADS = 8
 _BEAT_BYTES = 4096
-_TOLD_AGAIN_SECONDS = 600.0
 _FORGOTTEN = 256
 """Most objects of old rounds that one call removes: after an outage of all members there may be more."""
 _ROUND_DIGITS = 8
@@ -432,29 +431,3 @@ class _Claimed:
         key = ledger.payload_key(round, peer, ledger.key_of(claim))
         name = keys.mean if isinstance(claim, MeanPart) else keys.payload
         return (Source(lambda: ledger.bucket, key, kept_as=name(run, round)),)
-
-
-class Patience:
-    """Waits until the store serves us: it is away, or has lost what we need. Logs the beginning, each change of the
-    cause, a reminder every ten minutes, and the end."""
-
-    def __init__(self, time: Time, pause_seconds: float) -> None:
-        self._time, self._pause = time, pause_seconds
-        self._since: float | None = None
-        self._told, self._again = "", 0.0
-
-    def failed(self, fault: StorageError) -> None:
-        """Log the failure, and wait before the next try."""
-        now, text = self._time.now(), str(fault)
-        self._since = now if self._since is None else self._since
-        if text != self._told or now >= self._again:
-            self._told, self._again = text, now + _TOLD_AGAIN_SECONDS
-            logger.warning(
-                "the store does not serve us ({fault}): our work is kept, and we continue when it does", fault=text
-            )
-        self._time.sleep(self._pause)
-
-    def answered(self) -> None:
-        if self._since is not None:
-            logger.info("the store serves us again after {seconds} s", seconds=int(self._time.now() - self._since))
-            self._since, self._told = None, ""
