@@ -201,7 +201,7 @@ def _starts(
             if link == genesis:
                 try:
                     yield _genesis(follower, state), steps
-                except ConfigError as fault:
+                except StorageError as fault:
                     logger.warning("{fault}", fault=str(fault))
 
 

@@ -10,6 +10,7 @@ from node.node import VAIN_ROUNDS
 from node.state.node_state import NodeState
 from node.state.saved import Consensus, Snapshot
 from node.telemetry.events import Events
+from protocol import keys
 from protocol.errors import ChainError, StorageError
 from protocol.types import Digest, Selection
 from storage.realtime import REAL
@@ -45,14 +46,19 @@ def test_a_wiped_validator_of_two_judges_again_within_four_rounds(networks: Netw
     assert not {void for void in network["first"].voids() if void >= back + 4}
 
 
-def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_once_it_can(networks: Networks) -> None:
+@pytest.mark.parametrize("theta_0", ["readable", "lost"])
+def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_once_it_can(
+    networks: Networks, theta_0: str
+) -> None:
     network = networks(miners=2)
+    genesis = keys.blob(Digest(bytes.fromhex(network.spec.genesis_checkpoint)))
     network.start("miner-1", "miner-2")
     network.start("validator", role=with_parts(NoCheckpoints))
     network.run_until(2)
 
     def cut(call: Call) -> None:
-        if call.reader == "miner-2" and ("/payload/00000003" in call.key or "/mirror/00000003" in call.key):
+        lost = "/payload/00000003" in call.key or "/mirror/00000003" in call.key
+        if call.reader == "miner-2" and (lost or (theta_0 == "lost" and call.key == genesis)):
             raise StorageError("no connection")
 
     network.store.before = cut
