@@ -1,6 +1,10 @@
 """A run whose rounds cost milliseconds: its spec, its data set, its owner."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree, ignore_patterns
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from protocol.spec import RunSpec
@@ -16,13 +20,19 @@ OWNER = FakeSigner("owner")
 MODEL = {"vocabulary": 264, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "context": 16}
 
 
-TEXT = str(Path(__file__).parents[1] / "docs/decisions/archive")
-"""This project's own text that does not change: with it every draw of a test's run would."""
+@contextmanager
+def own_text() -> Iterator[str]:
+    """A folder with some of this project's own text: one package, without what Python caches there."""
+    with TemporaryDirectory() as folder:
+        text = Path(folder) / "training"
+        copytree(Path(__file__).parents[1] / "training", text, ignore=ignore_patterns("__pycache__"))
+        yield str(text)
 
 
 def data_set(folder: Path) -> Digest:
     """Shards of this project's own text; returns the index's digest."""
-    return build.build(TEXT, folder, shard_tokens=20_000, held_out_fraction=0.2, limit_bytes=40_000)
+    with own_text() as text:
+        return build.build(text, folder, shard_tokens=20_000, held_out_fraction=0.2, limit_bytes=40_000)
 
 
 def small_spec(
