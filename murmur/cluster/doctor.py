@@ -47,7 +47,7 @@ from training.memory import Role
 from training.rates import Rates
 
 TOKEN_FIX = "ask for the token again (murmur cluster invite), and save it in the file of --token-file"
-STORE_FIX = "use another store: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, MinIO"
+STORE_FIX = "use another store: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, Ceph, MinIO"
 BUCKET_FIX = "check that this machine reaches the bucket's address, and that the token's key is still valid"
 DATA_FIX = "set --data to a copy of the run's data, or leave it out to fetch the data from the bucket"
 
