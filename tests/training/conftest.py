@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
-from tests.small_run import own_text
+from tests.small_run import TEXT
 from training import build
 from training.shards import Shards
 
@@ -22,10 +22,9 @@ def inner_spec() -> InnerSpec:
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of several shards a split, built from this project's own Python files."""
+    """A data set of several shards a split, built from this project's own text."""
     folder = tmp_path_factory.mktemp("data")
-    with own_text() as text:
-        build.build(text, folder, shard_tokens=4000, held_out_fraction=0.2, limit_bytes=60_000)
+    build.build(TEXT, folder, shard_tokens=4000, held_out_fraction=0.2, limit_bytes=60_000)
     return folder
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.remote import Folder
-from tests.small_run import own_text
+from tests.small_run import TEXT
 from training import index, shards
 from training.build import build
 from training.index import are_blocks, is_list, list_leaves
@@ -38,8 +38,7 @@ def small_blocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
     with pytest.MonkeyPatch.context() as patch:
         for module in (index, shards):
             patch.setattr(module, "BLOCK_BYTES", 512)
-        with own_text() as text:
-            build(text, folder, shard_tokens=4000, limit_bytes=60_000)
+        build(TEXT, folder, shard_tokens=4000, limit_bytes=60_000)
         yield folder, Shards.open(folder)
 
 

@@ -18,7 +18,7 @@ VOIDS = range(2, 32)
 
 @pytest.mark.parametrize(
     ("steps", "batch"),
-    [(1, 4), pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(20, 4, marks=pytest.mark.slow)],
+    [(2, 4), pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(20, 4, marks=pytest.mark.slow)],
 )
 def test_miners_contribute_again_in_the_first_round_after_thirty_void_ones(
     run_spec: RunSpec, data: Shards, steps: int, batch: int
