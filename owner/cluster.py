@@ -11,7 +11,7 @@ from owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
 from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import ConfigError
 from protocol.types import Digest
-from storage.behaviour import creates_once
+from storage.behaviour import STORES_THAT_CREATE_ONCE, creates_once
 from storage.s3 import RangedBucket
 from training.shards import Shards
 
@@ -43,8 +43,7 @@ def require_store(bucket: RangedBucket) -> None:
     if not creates_once(bucket, timeout_seconds=TRIAL_SECONDS):
         raise ConfigError(
             "this store overwrites an object that exists (it ignores If-None-Match: *), so two members could "
-            "close one round differently. Use another store: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, "
-            "MinIO"
+            f"close one round differently. Use another store: {STORES_THAT_CREATE_ONCE}"
         )
 
 

@@ -175,6 +175,13 @@ class Beat(Table):
     leaving: bool = False
 
 
+class Drain(Table):
+    """The request that a member leaves. round: the one after which it leaves, which is open as we ask. A process of the
+    member that begins later does not follow it: it was obeyed."""
+
+    round: Count
+
+
 class Claim(Table):
     """A member's statement that its sealed update of a round is complete in its part of the bucket. theta, previous:
     the state that it was trained from, and the link of the record before. envelope: the digest that pins the sealed
@@ -265,15 +272,13 @@ def parse_amendment(data: bytes, run: Digest, number: int, verify: Verify) -> Am
     return _checked(Amendment, parse_document(data, _AMENDMENT, run, number, GROUP, verify))
 
 
-def encode_drain(run: Digest, signer: Signer) -> bytes:
-    """Encode the request that this member leaves after its round."""
-    return encode_document(_DRAIN, run, _NO_ROUND, {}, signer)
+def encode_drain(drain: Drain, run: Digest, signer: Signer) -> bytes:
+    return encode_document(_DRAIN, run, _NO_ROUND, drain.model_dump(mode="json"), signer)
 
 
-def parse_drain(data: bytes, run: Digest, member: PeerId, verify: Verify) -> None:
-    """Raises InvalidMessage for a document that is no such request."""
-    if parse_document(data, _DRAIN, run, _NO_ROUND, member, verify):
-        raise InvalidMessage("drain: expected no fields")
+def parse_drain(data: bytes, run: Digest, member: PeerId, verify: Verify) -> Drain:
+    """Raises InvalidMessage."""
+    return _checked(Drain, parse_document(data, _DRAIN, run, _NO_ROUND, member, verify))
 
 
 def encode_claim(claim: Claim, run: Digest, round: int, signer: Signer) -> bytes:

@@ -83,8 +83,10 @@ class Member:
         """The last round to which we send nothing."""
         self.claimed: tuple[int, Digest] | None = None
         """The last round in which we have claimed since our start, and the update."""
+        self.began_in = 0
+        """The round in which this process began: beats of earlier ones are of no later round."""
         self.doubles = set[tuple[str, int]]()
-        """Beats of ours that this process has not written."""
+        """Beats of ours from another process that runs beside this one."""
         self._beats_read = -inf
         self.drained = False
         self.ended_at: float | None = None
@@ -119,7 +121,7 @@ class Member:
     def begin(self) -> None:
         """Have a state, and forget uploads that we did not live to finish."""
         begin(self.ledger, self.state)
-        round = self.state.saved.round
+        self.began_in = round = self.state.saved.round
         try:
             self.ledger.abort_unfinished(round)
         except StorageError as fault:
@@ -156,7 +158,8 @@ class Member:
             finally:
                 others.stop()
             self.checkpoints.look()
-            self.drained = self.ledger.drained()
+            drain = self.ledger.drained()
+            self.drained = drain is not None and self.began_in <= drain.round < self.state.saved.round
         except RunElsewhere as fault:
             self.recovery.start_over(str(fault))
         except Lacking as fault:
@@ -327,7 +330,7 @@ class Member:
         self.presence.look(beats, self.time.now())
         self.upkeep.living = frozenset(self.presence.heard())
         mine = beats.get(self.me)
-        if mine is not None and mine.process != self.pulse.process:
+        if mine is not None and mine.process != self.pulse.process and mine.round > self.began_in:
             self.doubles.add((mine.process, mine.count))
 
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:

@@ -62,6 +62,8 @@ def tells_versions_apart(owner: Bucket, reader: RangedBucket, *, timeout_seconds
 
 WRITERS = 8
 CREATIONS = 4
+STORES_THAT_CREATE_ONCE = "AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, Ceph"
+"""The first two document it; the others were tried."""
 
 
 def creates_once(bucket: Bucket, *, timeout_seconds: float) -> bool:

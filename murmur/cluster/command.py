@@ -114,8 +114,9 @@ def _status(options: argparse.Namespace) -> int:
 
     token = parse_token(read_token(options.token_file))
     from murmur.cluster.status import lines, look  # torch, which a wrong file should not wait for
+    from murmur.export.exports import tell
 
-    found = look(token)
+    found = look(token, tell)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else "".join(f"{line}\n" for line in lines(found)))
     return 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from cluster.pace import ROUNDS, SPREAD, whole_seconds
-from murmur.cluster.status import look_twice
+from murmur.cluster.status import living
 from murmur.doctor.examination import as_json, show
 from murmur.doctor.slow_checks import (
     BUSY,
@@ -27,7 +27,7 @@ from murmur.plan.command import tell
 from murmur.plan.measure import measure
 from murmur.plan.timetable import duration
 from node.cluster.amendments import AmendedSpec, AmendmentLost
-from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, wrong_group
+from node.cluster.bootstrap import OWN_GROUP, another_group, find_spec, member_of, open_data, open_shared, wrong_group
 from node.cluster.group_keys import Group, Token, parse_token, read_token
 from node.cluster.ledger import CALL_SECONDS, Ledger, UnreadableRecord
 from node.config.settings import ClusterConfig, flags_in, load_part
@@ -38,7 +38,7 @@ from protocol.cluster import ClusterSpec
 from protocol.errors import ConfigError
 from protocol.ports import Time
 from protocol.types import PeerId
-from storage.behaviour import creates_once
+from storage.behaviour import STORES_THAT_CREATE_ONCE, creates_once
 from storage.prefixed import PrefixedBucket
 from storage.realtime import REAL
 from storage.s3 import RangedBucket
@@ -47,7 +47,7 @@ from training.memory import Role
 from training.rates import Rates
 
 TOKEN_FIX = "ask for the token again (murmur cluster invite), and save it in the file of --token-file"
-STORE_FIX = "use another store: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, Ceph, MinIO"
+STORE_FIX = f"use another store: {STORES_THAT_CREATE_ONCE}"
 BUCKET_FIX = "check that this machine reaches the bucket's address, and that the token's key is still valid"
 DATA_FIX = "set --data to a copy of the run's data, or leave it out to fetch the data from the bucket"
 
@@ -115,7 +115,7 @@ def run(member: ExaminedMember) -> str | Advice:
     """Check that the run exists, belongs to this token's group, and is supported by this release."""
     member.spec = find_spec(member.bucket, member.token.run_id)
     if wrong_group(member.bucket, member.token.run_id, member.ledger.group):
-        raise Fault("the run in this bucket belongs to another group than this token", TOKEN_FIX)
+        raise Fault(another_group(member.token.run_id), OWN_GROUP)
     rounds, lost = member.ledger.rounds(), ""
     try:
         record = member.ledger.record(rounds - 1) if rounds else None
@@ -126,7 +126,7 @@ def run(member: ExaminedMember) -> str | Advice:
     except ConfigError as fault:
         raise Fault(str(fault), "update this release") from None
     member.tell("which members live")
-    others = look_twice(member.ledger, member.spec.cluster.beat_seconds)[1] - {member.me}
+    others = living(member.ledger, member.spec.cluster)[1] - {member.me}
     member.members = len(others) + 1
     said = f"{member.spec.name}, round {rounds}; others that live: {len(others)}"
     return Advice(f"{said}. {lost}", "wait until a member that was there puts it back") if lost else said

@@ -16,8 +16,8 @@ from node.cluster.group_keys import parse_token, read_token
 from node.cluster.ledger import Ledger
 from owner.cluster import require_store
 from protocol import keys
-from protocol.cluster import Amendment, ClusterSpec, amended
-from protocol.errors import ConfigError
+from protocol.cluster import Amendment, ClusterSpec, Drain, amended
+from protocol.errors import AccessDenied, ConfigError
 from protocol.types import DIGEST_BYTES, PeerId
 
 
@@ -38,8 +38,9 @@ def drain(options: Namespace) -> int:
         which = " or ".join(sorted(names[member.hex()] for member in here))
         raise ConfigError(f"{len(here)} members are called {options.name}: name one as {which} (murmur cluster status)")
     ((member, beat),) = here.items()
-    ledger.drain(member)
-    say(f"{options.name} is in round {beat.round} and leaves when that round is over. Its process then ends")
+    last = max(beat.round, ledger.rounds())
+    ledger.drain(member, Drain(round=last))
+    say(f"{options.name}, last seen in round {beat.round}, leaves when round {last} is over. Its process then ends")
     return 0
 
 
@@ -84,7 +85,15 @@ def rotate(options: Namespace, secret_key: str) -> int:
     if token == old:
         raise ConfigError("the new key is the token's present key: create another key at the store first")
     ledger, _ = open_ledger(token)
-    require_store(ledger.part(PeerId(secrets.token_bytes(DIGEST_BYTES))))  # it writes as well
+    try:
+        ledger.members()
+        ledger.rounds()  # some servers deny a missing object to a key that may not list
+        require_store(ledger.part(PeerId(secrets.token_bytes(DIGEST_BYTES))))
+    except AccessDenied as fault:
+        raise ConfigError(
+            f"the new key may not do all that members need ({fault}): to list, read, write and delete in the whole "
+            f"bucket. {path} is unchanged"
+        ) from None
     replace_token(path, token.encode())
     say(
         f"{path} has the new key. Give it to every member, and restart each member with it: the others do not wait "

@@ -1,15 +1,16 @@
 """`murmur cluster status`: read from the bucket by a holder of the token."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from murmur.plan.timetable import duration
 from node.cluster.amendments import AmendedSpec
 from node.cluster.bootstrap import find_spec, open_shared
 from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import Ledger
-from protocol.cluster import Beat
+from protocol.cluster import Beat, ClusterTable
 from protocol.types import PeerId
 from storage.realtime import REAL
 
@@ -17,9 +18,9 @@ LAST = 5
 _NOBODY = PeerId(bytes(32))
 
 
-def look(token: Token) -> dict[str, Any]:
-    """Return members by their last beat, and the last records. A member whose beat did not change while we looked is
-    silent. Raises ConfigError, StorageError."""
+def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Return members by their last beat, and the last records. Raises ConfigError, StorageError."""
+    tell(f"reading {token.endpoint}/{token.bucket}")
     bucket, run = open_shared(token), token.run_id
     spec = find_spec(bucket, run)
     ledger = Ledger(bucket, run, Group(token.secret), _NOBODY, REAL)
@@ -27,7 +28,8 @@ def look(token: Token) -> dict[str, Any]:
     latest = {round: ledger.record(round) for round in range(max(0, rounds - LAST), rounds)}
     found = {round: record for round, record in latest.items() if record is not None}
     now = AmendedSpec(spec, ledger).at(max((record.amendments for record in found.values()), default=0))
-    beats, alive = look_twice(ledger, now.spec.cluster.beat_seconds)
+    tell(f"waiting for each member's next beat, at most {now.spec.cluster.silent_seconds:.0f} s")
+    beats, alive = living(ledger, now.spec.cluster)
     names = told_names(beats)
     records = []
     for round, record in found.items():
@@ -59,20 +61,22 @@ def look(token: Token) -> dict[str, Any]:
         "steps": now.spec.inner.steps,
         "amendments": now.count,
         "closed": now.closed,
+        "last_record_at": ledger.closed_at(rounds - 1) if rounds else None,
         "members": members,
         "records": records,
     }
 
 
-def look_twice(ledger: Ledger, beat_seconds: float) -> tuple[dict[PeerId, Beat], set[PeerId]]:
-    """Return all members' last beats, and the members that live: their beat has changed within a beat and a half.
-    Raises StorageError."""
-    before = ledger.beats()
-    if all(beat.leaving for beat in before.values()):
-        return before, set()
-    REAL.sleep(1.5 * beat_seconds)
-    beats = ledger.beats()
-    return beats, {member for member, beat in beats.items() if not beat.leaving and before.get(member) != beat}
+def living(ledger: Ledger, rules: ClusterTable) -> tuple[dict[PeerId, Beat], set[PeerId]]:
+    """Return all members' last beats, and the members that live: their beat changes within `silent_seconds`. Waits as
+    long for those that are silent. Raises StorageError."""
+    beats, alive, until = ledger.beats(), set[PeerId](), REAL.now() + rules.silent_seconds
+    while REAL.now() < until and any(not beat.leaving and member not in alive for member, beat in beats.items()):
+        REAL.sleep(rules.beat_seconds)
+        latest = ledger.beats()
+        alive |= {member for member, beat in latest.items() if member in beats and beat != beats[member]}
+        beats |= latest
+    return beats, {member for member in alive if not beats[member].leaving}
 
 
 def told_names(beats: Mapping[PeerId, Beat]) -> dict[str, str]:
@@ -92,6 +96,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for member in found["members"]:
         state = member["phase"] if member["alive"] or member["phase"] == "left" else "silent"
         yield f"  {member['name']:<16} {state:<6} round {member['round']}, step {member['step']} of {found['steps']}"
+    if found["last_record_at"] is not None:
+        yield f"the newest record is {duration(max(0.0, REAL.wall() - found['last_record_at']))} old"
     for record in found["records"]:
         loss = f" at loss {record['loss']:.3f}" if record["loss"] is not None else ""
         yield (

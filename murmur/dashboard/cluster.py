@@ -128,7 +128,8 @@ class _Members:
         """When the beats are to be read again."""
 
     def look(self, spec: ClusterSpec) -> bool:
-        """Read the beats, if it is time to; return whether one has changed. Raises StorageError."""
+        """Read the beats, if it is time to; return whether a member trains on. Others beat too while they wait for what
+        never comes. Raises StorageError."""
         now = self._ledger.time.now()
         if now < self._again:
             return False
@@ -136,11 +137,11 @@ class _Members:
         now = self._ledger.time.now()
         self._presence.look(beats, now)
         self._again = now + 0.9 * _pause(spec)
-        changed = any(self._beats.get(member) != beat for member, beat in beats.items())
+        trains = any(beat.phase == "train" and _moves(self._beats.get(member), beat) for member, beat in beats.items())
         self._beats |= beats
         self._first = beats if self._first is None else self._first
         self._present = {*beats} | self._presence.heard()
-        return changed
+        return trains
 
     def now(self) -> tuple[MemberNow, ...]:
         """Return the members that have a beat, by name. One that could not be read just now is as it was before."""
@@ -277,6 +278,10 @@ class _History:
 
 def _shown(number: int, from_round: int | None, amendment: Amendment) -> AmendmentNow:
     return AmendmentNow(number, from_round, amendment.model_dump()["changes"], amendment.last)
+
+
+def _moves(before: Beat | None, now: Beat) -> bool:
+    return before is None or (before.round, before.step) != (now.round, now.step)
 
 
 def _pause(spec: ClusterSpec) -> float:

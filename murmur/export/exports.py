@@ -9,9 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from murmur import network
-from node.cluster.bootstrap import SharedData, find_spec, open_shared, wrong_group
-from node.cluster.group_keys import Group, Token, is_token, parse_token, read_token
-from node.cluster.ledger import Ledger
+from node.cluster.bootstrap import SharedData, open_ledger
+from node.cluster.group_keys import Token, is_token, parse_token, read_token
 from node.sync.dataset import RemoteShards
 from post.cluster_states import ClusterStates
 from post.export import export
@@ -22,8 +21,7 @@ from post.tokenizer import MAX_BYTES, run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
 from protocol.cluster import ClusterSpec, digest_of
 from protocol.errors import ChainError, ConfigError, OutOfSync, StorageError
-from protocol.types import DIGEST_BYTES, Digest, PeerId, hotkey
-from storage.realtime import REAL
+from protocol.types import Digest, hotkey
 from training.index import INDEX, Index
 from training.remote_files import File, Remote
 from training.shards import Shards
@@ -114,15 +112,11 @@ def find_source(options: argparse.Namespace, source: str, netuid: str | None) ->
 
 
 def _of_cluster(token: Token, options: argparse.Namespace) -> Source:
-    bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
-    spec = find_spec(bucket, run)
-    if wrong_group(bucket, run, group):
-        raise ConfigError(f"the run {run.hex()[:16]} in this bucket is of another group than this token")
-    ledger = Ledger(bucket, run, group, PeerId(bytes(DIGEST_BYTES)), REAL)
+    ledger, spec = open_ledger(token)
     index = digest_of(spec.data.index)
     return Source(
         lambda: ClusterStates(spec, ledger, tell),
-        lambda: _data(index, options.data, lambda file: SharedData(bucket)),
+        lambda: _data(index, options.data, lambda file: SharedData(ledger.bucket)),
         f"the cluster {spec.name}",
     )
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import CALL_SECONDS, Ledger
+from node.cluster.patience import KEY_REPLACED
 from node.config.settings import ClusterConfig
 from node.state.store import StateStore
 from node.sync.amendments import fetch_blob
 from node.sync.run_discovery import SPEC_MAX_BYTES
 from protocol import keys
 from protocol.cluster import GROUP, ClusterSpec, digest_of, parse_cluster
-from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from protocol.types import DIGEST_BYTES, Digest, PeerId
 from storage.realtime import REAL
 from storage.resume import download_to
@@ -24,6 +25,10 @@ from training.remote_files import File, Part
 from training.shards import Shards
 
 _MEMBER = "member"
+OWN_GROUP = (
+    "Ask for the token again (murmur cluster invite). If other members run with this same token, the object is "
+    "damaged: delete it"
+)
 FILE_SECONDS = 24 * 3600.0
 """Time-out of one file of the data set; long, since a slow download is better than none."""
 
@@ -41,29 +46,39 @@ def open_shared(token: Token) -> RangedBucket:
 
 
 def find_spec(bucket: RangedBucket, run: Digest) -> ClusterSpec:
-    """Fetch the run's spec by its own digest. Raises ConfigError, StorageError."""
+    """Fetch the run's spec by its own digest. Raises ConfigError, also if the store does not know the token's key, and
+    StorageError."""
     try:
         return parse_cluster(fetch_blob(bucket, run, SPEC_MAX_BYTES, CALL_SECONDS), run)
     except ObjectMissing:
         raise ConfigError(
             f"the bucket holds no run {run.hex()[:16]}: the token belongs to another bucket, or the run was deleted"
         ) from None
+    except AccessDenied as fault:
+        if fault.code is None:
+            raise
+        raise ConfigError(f"the store refuses the token's key ({fault}). {KEY_REPLACED}") from None
 
 
 def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
     """Raise ConfigError if this run is another group's: the two could not read each other's claims and records."""
     if not bucket.create(keys.group(run), group.mark, timeout_seconds=CALL_SECONDS):
-        raise ConfigError(
-            f"the run {run.hex()[:16]} in this bucket belongs to another group than this token: ask for the "
-            "token again (murmur cluster invite)"
-        )
+        raise ConfigError(f"{another_group(run)}. {OWN_GROUP}")
+
+
+def another_group(run: Digest) -> str:
+    """Return what is wrong where `wrong_group` holds."""
+    return f"the run in this bucket belongs to another group than this token ({keys.group(run)} says so)"
 
 
 def wrong_group(bucket: RangedBucket, run: Digest, group: Group) -> bool:
-    """Whether this run is another group's, or has no group yet. Writes nothing. Raises StorageError."""
+    """Whether this run is another group's. Without a mark it may be ours: the next member to start puts it back. Writes
+    nothing. Raises StorageError."""
     try:
         mark = bucket.get(keys.group(run), max_bytes=len(group.mark), timeout_seconds=CALL_SECONDS)
-    except (ObjectMissing, ObjectTooLarge):
+    except ObjectMissing:
+        return False
+    except ObjectTooLarge:
         return True
     return mark != group.mark
 
@@ -74,7 +89,7 @@ def open_ledger(token: Token) -> tuple[Ledger, ClusterSpec]:
     bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
     spec = find_spec(bucket, run)
     if wrong_group(bucket, run, group):
-        raise ConfigError("the run in this bucket belongs to another group than this token: ask for the token again")
+        raise ConfigError(f"{another_group(run)}. {OWN_GROUP}")
     return Ledger(bucket, run, group, GROUP, REAL), spec
 
 

@@ -24,6 +24,7 @@ from protocol.cluster import (
     Amendment,
     Beat,
     Claim,
+    Drain,
     MeanPart,
     Record,
     digest_of,
@@ -54,6 +55,8 @@ _BEAT_BYTES = 4096
 _FORGOTTEN = 256
 """Most objects of old rounds that one call removes: after an outage of all members there may be more."""
 _ROUND_DIGITS = 8
+_MOST_ROUNDS = 1 << 32
+"""No run has more: a store that shows any record that we ask for must not keep us searching."""
 
 T = TypeVar("T")
 
@@ -152,6 +155,8 @@ class Ledger:
         high = 1
         while ended(high - 1):
             high *= 2
+            if high > _MOST_ROUNDS:
+                raise StorageError(f"the store shows a record of round {high // 2 - 1}: no run reaches that")
         low = high // 2
         while low < high - 1:
             middle = (low + high) // 2
@@ -229,19 +234,18 @@ class Ledger:
             data = encode_amendment(amendment, self.run, number, self.group.signer())
             self.bucket.put(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
 
-    def drain(self, member: PeerId) -> None:
-        """Ask the member to leave after its round."""
-        data = encode_drain(self.run, self.group.signer(member))
+    def drain(self, member: PeerId, drain: Drain) -> None:
+        """Ask the member to leave."""
+        data = encode_drain(drain, self.run, self.group.signer(member))
         self.bucket.put(keys.drain(self.run, member), data, timeout_seconds=CALL_SECONDS)
 
-    def drained(self) -> bool:
-        """Whether we are asked to leave."""
-
-        def parse(data: bytes) -> bool:
-            parse_drain(data, self.run, self.me, self.group.verify)
-            return True
-
-        return bool(self._read(keys.drain(self.run, self.me), _BEAT_BYTES, parse))
+    def drained(self) -> Drain | None:
+        """Return the last request that we leave."""
+        return self._read(
+            keys.drain(self.run, self.me),
+            _BEAT_BYTES,
+            lambda data: parse_drain(data, self.run, self.me, self.group.verify),
+        )
 
     def left(self) -> None:
         """Delete the request that we leave, when we leave: the next start is a new decision."""
@@ -310,7 +314,9 @@ class Ledger:
         rounds = set[int]()
         for key in self.bucket.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
             number = key.removeprefix(prefix)[:_ROUND_DIGITS]
-            if not number.isdecimal() or int(number) >= before:
+            if not number.isdecimal():  # a stranger's object, which sorts before ours
+                continue
+            if int(number) >= before:
                 break
             if uploads is not None and int(number) not in rounds:
                 with suppress(StorageError):  # a key that may not list uploads deletes all the same

@@ -2,9 +2,10 @@
 
 from loguru import logger
 
-from protocol.errors import StorageError
+from protocol.errors import AccessDenied, StorageError
 from protocol.ports import Time
 
+KEY_REPLACED = "If the key was replaced, ask for the new token (murmur cluster invite), and start again with it"
 _TOLD_AGAIN_SECONDS = 600.0
 
 
@@ -24,7 +25,9 @@ class Patience:
         if text != self._told or now >= self._again:
             self._told, self._again = text, now + _TOLD_AGAIN_SECONDS
             logger.warning(
-                "the store does not serve us ({fault}): our work is kept, and we continue when it does", fault=text
+                "the store does not serve us ({fault}): our work is kept, and we continue when it does{more}",
+                fault=text,
+                more=f". {KEY_REPLACED}" if isinstance(fault, AccessDenied) else "",
             )
         self._time.sleep(self._pause)
 

@@ -268,6 +268,25 @@ def test_a_member_is_alive_silent_or_gone_by_its_beats(played: Played) -> None:
     assert source.names["03" * 32] == "lab-3"  # its rounds have its name
 
 
+def test_members_that_only_wait_are_no_sign_that_the_run_goes_on(played: Played) -> None:
+    """Of a record that is lost for good, or of a checkpoint that never comes."""
+    source, pulse = played.source(), beating(played, 1, "lab-1")
+
+    def silent_after(phase: str, steps: int) -> float:
+        pulse.phase, pulse.step = phase, pulse.step + steps
+        pulse._beat(1.0)
+        source._grew -= 1000.0
+        played.clock.seconds += 10.0
+        source._look()
+        return source.stage().silent_seconds
+
+    read_all(source)
+    silent_after("train", 1)
+    assert silent_after("join", 0) > 900.0
+    assert silent_after("train", 0) > 900.0
+    assert silent_after("train", 1) < 900.0
+
+
 def test_a_beat_that_cannot_be_read_changes_nothing_and_junk_is_nobody(played: Played) -> None:
     source = played.source()
     read_all(source)

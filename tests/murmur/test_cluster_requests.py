@@ -20,6 +20,8 @@ from node.cluster.group_keys import Group, Token, parse_token
 from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import Ledger
 from owner import presets
+from protocol import keys
+from protocol.cluster import Drain
 from protocol.types import PeerId
 from storage.realtime import REAL
 from tests.murmur.test_cluster import SECRET, words_for
@@ -64,8 +66,8 @@ def test_a_member_is_drained_by_its_name(token: Token, capsys: pytest.CaptureFix
     Heartbeat(ledger, "lab-a", 5.0)._beat(10.0)
     assert not ledger.drained()
     status, told = said(capsys, "drain", "lab-a", *OURS)
-    assert (status, "leaves when that round is over" in told) == (0, True)
-    assert ledger.drained()
+    assert (status, "leaves when round 0 is over" in told) == (0, True)
+    assert ledger.drained() == Drain(round=0)
     ledger.left()
     assert not ledger.drained()
     Heartbeat(ledger, "lab-a", 5.0).leave()
@@ -107,14 +109,35 @@ def test_a_token_gets_another_key_once_that_is_known_to_work(
     other = run[1].users["shared"]
     monkeypatch.setenv(SECRET, "wrong")
     before = Path("ours.token").read_bytes()
-    status, _ = said(capsys, "rotate", "ours", "--bucket.access_key", "wrong")
-    assert (status, Path("ours.token").read_bytes()) == (1, before)
+    status, told = said(capsys, "rotate", "ours", "--bucket.access_key", "wrong")
+    assert (status, Path("ours.token").read_bytes()) == (2, before)
+    assert "the store refuses the token's key" in told
     monkeypatch.setenv(SECRET, other.read_secret_key)
-    assert said(capsys, "rotate", "ours", "--bucket.access_key", other.read_access_key)[0] != 0  # it may only read
+    status, told = said(capsys, "rotate", "ours", "--bucket.access_key", other.read_access_key)
+    assert (status, "to list, read, write and delete in the whole bucket" in told) == (2, True)  # it may only read
     assert Path("ours.token").read_bytes() == before
     monkeypatch.setenv(SECRET, token.secret_key)
     assert said(capsys, "rotate", "ours", "--bucket.access_key", token.access_key)[0] == 2
     assert [path.name for path in Path().iterdir()] == ["ours.token"]
+
+
+def test_a_group_whose_mark_is_lost_or_overwritten_is_told_from_another_one(
+    token: Token, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket, key = open_shared(token), keys.group(token.run_id)
+    mark = bucket.get(key, max_bytes=100, timeout_seconds=10)
+    try:
+        bucket.put(key, b"damaged", timeout_seconds=10)
+        status, told = said(capsys, "status", *OURS[:2])
+        assert status == 0, "it reads only what this group has signed"
+        status, told = said(capsys, "amend", *OURS, "--set", "inner.peak_lr=1e-4")
+        assert status == 2
+        assert f"{key} says so" in told
+        assert "If other members run with this same token, the object is damaged: delete it" in told
+        bucket.delete(key, timeout_seconds=10)
+        assert said(capsys, "drain", "nobody", *OURS)[1].endswith("its members are nobody\n")
+    finally:
+        bucket.put(key, mark, timeout_seconds=10)
 
 
 def test_a_token_is_replaced_whole(tmp_path: Path, token: Token) -> None:

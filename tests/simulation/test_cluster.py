@@ -417,6 +417,26 @@ def test_a_record_of_another_group_is_told_and_neither_followed_nor_hammered_at(
     assert len(told) < 3 * 10
 
 
+def test_beats_of_an_earlier_process_that_are_shown_again_end_nobody(watched: Watched) -> None:
+    """Its own key has signed them, and they are no sign of a copied home."""
+    cluster, victim = watched.cluster, watched.machine(1)
+    cluster.begin()
+    stored, key = cluster.store.buckets[BUCKET], keys.beats(cluster.run) + victim.id.hex()
+    old = []
+    for number in range(1, 6):
+        watched.play(has_records(watched, number))
+        old.append(stored[key])
+    cluster.kill(victim)
+    cluster.start(victim)
+    for number, beat in enumerate(old, 6):
+        while not has_records(watched, number)():
+            stored[key] = beat
+            cluster.clock.run(cluster.clock.now + 1.0)
+    assert victim.up
+    cluster.close()
+    assert_one_history(watched)
+
+
 def test_a_copied_home_is_found_out(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     cluster = watched.cluster

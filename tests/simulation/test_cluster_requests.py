@@ -10,9 +10,10 @@ from node.cluster.group_keys import Group
 from node.cluster.ledger import Ledger
 from node.cluster.rejoin import last_round, usable
 from protocol import keys
-from protocol.cluster import Amendment, amended
-from protocol.errors import ConfigError
+from protocol.cluster import Amendment, Drain, amended
+from protocol.errors import ConfigError, StorageError
 from protocol.messages import link_of
+from protocol.ports import ObjectFacts
 from protocol.types import PeerId
 from simulation.cluster import BUCKET, SECRET, STEPS, Cluster
 from simulation.store import Call
@@ -109,11 +110,27 @@ def test_what_cannot_change_is_refused(tmp_path: Path, changes: dict[str, dict[s
         amended(spec, Amendment.model_validate({"changes": changes}))
 
 
+def test_a_member_that_died_after_the_request_still_leaves(watched: Watched) -> None:
+    cluster, leaver = watched.cluster, watched.machine(1)
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    cluster.kill(leaver)
+    owner(cluster).drain(leaver.id, Drain(round=owner(cluster).rounds()))
+    watched.play(has_records(watched, 5))
+    cluster.start(leaver)
+    watched.play(lambda: not leaver.up)
+    assert owner(cluster).beats()[leaver.id].leaving
+    cluster.close()
+
+
 def test_a_drained_member_ends_after_its_round_and_may_come_back(watched: Watched) -> None:
     cluster, leaver = watched.cluster, watched.machine(1)
     cluster.begin()
     watched.play(has_records(watched, 2))
-    owner(cluster).drain(leaver.id)
+    owner(cluster).drain(leaver.id, Drain(round=owner(cluster).rounds()))
+    stored = cluster.store.buckets[BUCKET]
+    watched.play(lambda: keys.drain(cluster.run, leaver.id) in stored)
+    request = stored[keys.drain(cluster.run, leaver.id)]
     watched.play(lambda: not leaver.up)
     done = len(watched.records())
     assert done <= 4
@@ -127,8 +144,9 @@ def test_a_drained_member_ends_after_its_round_and_may_come_back(watched: Watche
     cluster.start(leaver)
     began = cluster.clock.now
     watched.play(lambda: leaver.id in {update.peer for update in watched.records()[-1].updates})
-    assert leaver.up
+    stored[keys.drain(cluster.run, leaver.id)] = request  # its deletion was lost, or somebody puts it back
     watched.play(has_records(watched, len(watched.records()) + 3))
+    assert leaver.up
     assert len(watched.records()[-1].updates) == 3
     assert alone < 1.2 * (cluster.clock.now - began)  # nobody has waited for it
     cluster.close()
@@ -193,3 +211,36 @@ def test_a_member_killed_while_the_run_closes_ends_with_the_others(tmp_path: Pat
     owner(cluster).amend(1, LAST)
     assert closed(watched) in (1, 2)  # who comes back has seen nobody yet, and takes it for its turn
     cluster.close()
+
+
+def test_a_strangers_object_before_ours_stops_no_deletion(watched: Watched) -> None:
+    """Such as a folder's marker."""
+    cluster, ledger = watched.cluster, owner(watched.cluster)
+    cluster.begin()
+    watched.play(has_records(watched, 3))
+    cluster.close()
+    stored = cluster.store.buckets[BUCKET]
+    prefixes = (keys.all_claims(cluster.run), keys.payloads(cluster.run))
+    for prefix in prefixes:
+        cluster.store.bucket(BUCKET).put(prefix, b"", timeout_seconds=1)
+        cluster.store.bucket(BUCKET).put(f"{prefix}!", b"", timeout_seconds=1)
+    ledger.forget(2)
+    for prefix in prefixes:
+        rounds = {key.removeprefix(prefix)[:8] for key in stored if key.startswith(prefix)}
+        assert {"", "!", "00000002"} <= rounds
+        assert not {"00000000", "00000001"} & rounds
+
+
+def test_a_store_that_shows_every_record_is_not_searched_for_ever(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, looks = owner(watched.cluster), list[str]()
+
+    def head(key: str, *, timeout_seconds: float) -> ObjectFacts:
+        looks.append(key)
+        return ObjectFacts(10, "etag", 0.0)
+
+    monkeypatch.setattr(ledger.bucket, "head", head)
+    with pytest.raises(StorageError, match="no run reaches that"):
+        ledger.rounds()
+    assert len(looks) < 40
