@@ -358,9 +358,10 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
             others.append(line)
     if others:
         lines += ["Not valid:", *others]
+    page, trial = ("run-a-miner", "localnet") if "token_file" not in fields else ("cluster", "cluster demo")
     lines.append(
-        f"Give them as flags, in the environment or in a TOML file (`{program} --help`); docs/run-a-miner.md has a "
-        "walk-through. To try everything on this machine without any account: murmur localnet"
+        f"Give them as flags, in the environment or in a TOML file (`{program} --help`); docs/{page}.md has a "
+        f"walk-through. To try everything on this machine without any account: murmur {trial}"
     )
     return "\n".join(lines)
 
