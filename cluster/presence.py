@@ -1,6 +1,6 @@
 """Track which members live, by our own clock: members whose beat keeps changing, and those worth waiting for."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from protocol.cluster import Beat, ClusterTable
@@ -39,8 +39,9 @@ class Presence:
         self._seen: dict[PeerId, _Seen] = {}
         self._looked: float | None = None
 
-    def look(self, beats: Mapping[PeerId, Beat], now: float) -> None:
-        """Take in all members' beats, as the store has just shown them. now: seconds of a monotonic clock."""
+    def look(self, beats: Mapping[PeerId, Beat], now: float, unread: Collection[PeerId] = ()) -> None:
+        """Take in all members' beats, as the store has just shown them. now: seconds of a monotonic clock. unread: the
+        members whose beat it did not bring. That is hardly their silence: it counts as little as standing still."""
         longest = LONGEST_LOOK_BEATS * self.rules.beat_seconds
         passed = 0.0 if self._looked is None else min(now - self._looked, longest)
         self._looked = now
@@ -54,7 +55,7 @@ class Presence:
             else:
                 seen.silent += passed
         for member in self._seen.keys() - beats.keys():
-            self._seen[member].silent += passed
+            self._seen[member].silent += passed / (STUCK_SILENCES if member in unread else 1.0)
 
     def living(self) -> set[PeerId]:
         """Return the members that live and may still claim: not those that leave, idle, or are still joining."""

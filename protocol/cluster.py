@@ -163,8 +163,9 @@ def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
 
 class Beat(Table):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
-    phase: its position; a member that joins or idles will not claim in the round. leaving: it does not come back by
-    itself."""
+    phase: its position; a member that joins or idles will not claim in the round. theta: what it holds at the start of
+    that round, as it says; what follows from the last record is named by nothing else. leaving: it does not come back
+    by itself."""
 
     name: Annotated[str, Field(pattern=NAME)]
     process: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -172,6 +173,7 @@ class Beat(Table):
     round: Count
     step: Count
     phase: Literal["join", "train", "send", "wait", "idle", "apply"]
+    theta: HexDigest | None = None
     leaving: bool = False
 
 

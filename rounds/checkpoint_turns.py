@@ -58,7 +58,8 @@ class MemberShelf:
             return False
         shown = self._ledger.shown()
         newest = newest_shown(shown, self._reached)
-        if any(one.link == snapshot.link or one.round > snapshot.round for _, one in newest):
+        ours = snapshot.link, snapshot.state
+        if any((one.link, one.state) == ours or one.round > snapshot.round for _, one in newest):
             self._settled = snapshot.link
             return False
         # Every state has a manifest of its own, so a member that publishes this state names its manifest as loose.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from node.cluster.rejoin import is_shown
+from node.cluster.rejoin import is_shown, theta_of_most
 from protocol.errors import StorageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ def finish(member: "Member") -> None:
     while not (up := _last_is_up(member)) and member.time.now() < until:
         member.time.sleep(rules.beat_seconds)
     member.checkpoints.settle(rules.silent_seconds)  # it may be deleting what is not needed any more
+    with suppress(StorageError):
+        most = theta_of_most(member.ledger, state.saved.round)
+        if most not in (None, state.saved.theta):
+            logger.error(
+                "most members hold another last theta than this machine: check its memory, its GPU and its release. An "
+                "export takes theirs"
+            )
     logger.info(
         "the run is closed: round {round} was its last. theta {theta} is on this disk{there}",
         round=state.saved.round - 1,
@@ -37,7 +44,8 @@ def _last_is_up(member: "Member") -> bool:
     member.checkpoints.look()
     try:
         member.read_beats()  # who dies meanwhile publishes nothing
-        return is_shown(member.ledger, member.state.saved.link)
+        snapshot = member.state.saved.consensus.snapshot
+        return is_shown(member.ledger, member.state.saved.link, snapshot.state)
     except StorageError as fault:
         member.patience.failed(fault)
         return False

@@ -13,6 +13,7 @@ from node.cluster.mean_parts import MeanMaker
 from node.fetch.payloads import Lacking
 from node.state.saved import SealedRound
 from protocol.cluster import MeanPart, Record, digest_of
+from protocol.errors import StorageError
 from protocol.layout import DenseLayout
 from protocol.messages import ENVELOPE_BYTES
 from protocol.types import Digest, PeerId
@@ -113,10 +114,14 @@ class Mean:
         try:
             self._maker.make(round, record, owner, on_piece, self._without(round), lost)
         except Lacking as fault:
+            try:
+                member.upkeep.ask(fault.round, fault.peers)
+            except StorageError:
+                self._lacking = {}  # nobody was asked: we cannot know that they are lost
+                raise
             now = member.time.now()
             asked = {(round, peer) for peer in fault.peers}
             self._lacking = {place: self._lacking.get(place, now) for place in asked}
-            member.upkeep.ask(fault.round, fault.peers)
             return False
         self._lacking = {}
         member.upkeep.have()

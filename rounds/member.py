@@ -5,6 +5,7 @@ stands in their bucket (node/cluster/ledger.py), and who closes a round is whoev
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import inf
 
 from loguru import logger
@@ -325,9 +326,9 @@ class Member:
         now = self.time.now()
         if now < self._beats_read + self.spec.cluster.beat_seconds:
             return
-        beats = self.ledger.beats()
+        beats, unread = self.ledger.read_beats()
         self._beats_read = now
-        self.presence.look(beats, self.time.now())
+        self.presence.look(beats, self.time.now(), unread)
         self.upkeep.living = frozenset(self.presence.heard())
         mine = beats.get(self.me)
         if mine is not None and mine.process != self.pulse.process and mine.round > self.began_in:
@@ -343,7 +344,10 @@ class Member:
             raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
             self.ledger.require_record(round)
-        record = record.model_copy(update={"amendments": self.amended.coming(self.amendments.announced)})
+        amendments = self.amended.count
+        with suppress(StorageError):  # one that cannot be read now comes into force with a later record
+            amendments = self.amended.coming(self.amendments.announced)
+        record = record.model_copy(update={"amendments": amendments})
         ours = self.ledger.create(round, record)
         self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
         for member in self.presence.gone():
@@ -377,6 +381,7 @@ class Member:
             opened = open_pinned(self.spec, round, pairs, sealed, shown, self.time)
             state.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
         self.take_up(amended)
+        self.stand()
         self.records = [*self.records, record][-ROUNDS:]
         state.events.emit(
             "applied",
@@ -424,7 +429,12 @@ class Member:
         while (record := self.ledger.record(state.saved.round)) is not None:
             self.pulse.phase = "join"
             self.apply(state.saved.round, record)
-        self.pulse.round, self.pulse.step = state.saved.round, 0
+        self.stand()
+
+    def stand(self) -> None:
+        """Tell others where we stand: at the start of a round, with this theta."""
+        saved, pulse = self.state.saved, self.pulse
+        pulse.round, pulse.step, pulse.theta = saved.round, 0, saved.theta.hex()
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""

@@ -1,5 +1,6 @@
 """A cluster member that cannot go on from its own state: the bucket has lost data, or the run has another theta."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -72,12 +73,12 @@ class Recovery:
         return True
 
     def _record(self, round: int) -> Record | None:
-        """The store's, else our disk's."""
-        try:
-            found = self._member.ledger.record(round)
-        except UnreadableRecord:
-            found = None
-        return found or self._member.log.find(round)
+        """The one that we have applied, on our disk; else the store's."""
+        if (found := self._member.log.find(round)) is not None:
+            return found
+        with suppress(UnreadableRecord):
+            return self._member.ledger.record(round)
+        return None
 
     def ask(self, fault: Lacking) -> None:
         """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long, or where

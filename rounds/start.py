@@ -8,10 +8,9 @@ from pathlib import Path
 
 from loguru import logger
 
-from node.cluster.amendments import AmendmentLost
 from node.cluster.bootstrap import find_spec, is_member, member_of, open_data, open_shared, require_group
 from node.cluster.group_keys import Group, Token, parse_token, read_token
-from node.cluster.ledger import Ledger, UnreadableRecord
+from node.cluster.ledger import Ledger
 from node.cluster.patience import Patience
 from node.cluster.rejoin import last_round
 from node.config.device import describe
@@ -105,10 +104,10 @@ def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpe
     ledger = Ledger(bucket, run, group, member_of(folder, run), REAL)
     try:
         last = last_round(ledger, spec)
-    except (UnreadableRecord, AmendmentLost):
+    except StorageError:
         if not is_member(folder, run):
             raise
-        last = None  # our disk has what the store has lost, or tells whom to ask
+        last = None  # our disk has what the store has lost or cannot read, or tells whom to ask
     if last is None:
         return spec, ledger, open_data(config, spec, bucket, folder)
     logger.info(

@@ -119,17 +119,29 @@ def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
 
 
 def _create(ledger: Ledger, spec: ClusterSpec, amendment: Amendment) -> None:
-    number = standing(ledger, spec).count + 1
+    now = standing(ledger, spec)
+    now.next(amendment)  # somebody may have amended it since we looked: both together have to be valid
+    number = now.count + 1
     if not ledger.amend(number, amendment):
-        if ledger.amendment(number) is None:
+        there = ledger.amendment(number)
+        if there is None or not _valid(now, there):
             raise ConfigError(
-                f"{keys.amendment(ledger.run, number)} is no amendment that this release can read: a newer release "
-                "wrote it, or the store has damaged it. Members ignore it. Delete this object, and try again"
+                f"{keys.amendment(ledger.run, number)} is no amendment that this release can follow: a newer release "
+                "wrote it, it was not checked, or the store has damaged it. Members ignore it. Delete this object, and "
+                "try again"
             )
         raise ConfigError(
             f"amendment {number} exists already: somebody else amended the run meanwhile. Nothing was written: "
             "check the current settings (murmur cluster status), and try again"
         )
+
+
+def _valid(now: AmendedSpec, amendment: Amendment) -> bool:
+    try:
+        now.next(amendment)
+    except ConfigError:
+        return False
+    return True
 
 
 def _amendment(changes: Mapping[str, Mapping[str, Any]]) -> Amendment:

@@ -133,9 +133,9 @@ class _Members:
         now = self._ledger.time.now()
         if now < self._again:
             return False
-        beats, self._presence.rules = self._ledger.beats(), spec.cluster
+        (beats, unread), self._presence.rules = self._ledger.read_beats(), spec.cluster
         now = self._ledger.time.now()
-        self._presence.look(beats, now)
+        self._presence.look(beats, now, unread)
         self._again = now + 0.9 * _pause(spec)
         trains = any(beat.phase == "train" and _moves(self._beats.get(member), beat) for member, beat in beats.items())
         self._beats |= beats

@@ -91,8 +91,14 @@ class KeptAmendments:
         self._taken: tuple[Amendment, ...] = ()
 
     def amendment(self, number: int) -> Amendment | None:
-        """Return the bucket's, else this disk's. Raises StorageError."""
-        return self.announced(number) or self._on_disk(number)
+        """Return the bucket's, else this disk's. Raises StorageError if neither has it, and the bucket's cannot be
+        read."""
+        try:
+            return self.announced(number) or self._on_disk(number)
+        except StorageError:
+            if (found := self._on_disk(number)) is not None:
+                return found
+            raise
 
     def announced(self, number: int) -> Amendment | None:
         """Return the bucket's, and save it: a member has an amendment before it writes a record that names it. Raises

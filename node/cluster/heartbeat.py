@@ -23,6 +23,7 @@ class Heartbeat:
         self._left = False
         self.round, self.step = 0, 0
         self.phase = "join"
+        self.theta: str | None = None
 
     def start(self) -> None:
         self._ledger.time.start(self._go_on, "pulse")
@@ -67,6 +68,7 @@ class Heartbeat:
                 "round": self.round,
                 "step": self.step,
                 "phase": self.phase,
+                "theta": self.theta,
                 "leaving": self._left,
             }
         )

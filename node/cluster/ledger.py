@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from loguru import logger
 
+from node.cluster.deletion import delete_before
 from node.cluster.group_keys import Group
 from node.fetch.concurrency import beside
 from node.fetch.payloads import Lacking, PayloadSources
@@ -52,9 +53,6 @@ CALL_SECONDS = 15.0
 """Time-out of one call of the store."""
 LOOK_THREADS = 8
 _BEAT_BYTES = 4096
-_FORGOTTEN = 256
-"""Most objects of old rounds that one call removes: after an outage of all members there may be more."""
-_ROUND_DIGITS = 8
 _MOST_ROUNDS = 1 << 32
 """No run has more: a store that shows any record that we ask for must not keep us searching."""
 
@@ -306,23 +304,11 @@ class Ledger:
     def forget(self, before: int) -> None:
         """Delete all payloads and claims of rounds before this one, and abort those rounds' unfinished uploads: no
         member needs them any more."""
-        self._forget(keys.all_claims(self.run), before)
-        self._forget(keys.payloads(self.run), before, lambda round: keys.payload(self.run, round))
+        self._delete_before(keys.all_claims(self.run), before, None)
+        self._delete_before(keys.payloads(self.run), before, partial(keys.payload, self.run))
 
-    def _forget(self, prefix: str, before: int, uploads: Callable[[int], str] | None = None) -> None:
-        """Delete the objects under the prefix whose keys go on with a round before this one."""
-        rounds = set[int]()
-        for key in self.bucket.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
-            number = key.removeprefix(prefix)[:_ROUND_DIGITS]
-            if not number.isdecimal():  # a stranger's object, which sorts before ours
-                continue
-            if int(number) >= before:
-                break
-            if uploads is not None and int(number) not in rounds:
-                with suppress(StorageError):  # a key that may not list uploads deletes all the same
-                    self.bucket.abort_unfinished(uploads(int(number)), timeout_seconds=CALL_SECONDS)
-            rounds.add(int(number))
-            self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
+    def _delete_before(self, prefix: str, round: int, uploads: Callable[[int], str] | None) -> None:
+        delete_before(self.bucket, prefix, round, uploads, timeout_seconds=CALL_SECONDS)
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
@@ -333,7 +319,7 @@ class Ledger:
     def forget_states(self, before: int) -> None:
         """Delete the files of the checkpoints of rounds before this one, whoever sent them, and abort their unfinished
         uploads."""
-        self._forget(keys.all_states(self.run), before, lambda round: keys.states(self.run, round))
+        self._delete_before(keys.all_states(self.run), before, partial(keys.states, self.run))
 
     def shown(self) -> dict[PeerId, Shown]:
         """Return the checkpoints that each member shows. Raises StorageError if the store does not answer."""
@@ -363,6 +349,11 @@ class Ledger:
 
     def beats(self) -> dict[PeerId, Beat]:
         """Return each member's last beat."""
+        return self.read_beats()[0]
+
+    def read_beats(self) -> tuple[dict[PeerId, Beat], set[PeerId]]:
+        """Return each member's last beat, and the members whose beat the store did not bring: it says nothing about
+        them."""
 
         def read(member: PeerId) -> Beat | None:
             return self._read(
@@ -371,13 +362,16 @@ class Ledger:
                 lambda data: parse_beat(data, self.run, member, self.group.verify),
             )
 
-        return self._beside(read, self.members())
+        unread = set[PeerId]()
+        return self._beside(read, self.members(), unread), unread
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def _beside(self, read: Callable[[PeerId], T | None], members: list[PeerId]) -> dict[PeerId, T]:
-        """Read each member's document, in up to LOOK_THREADS threads. One that cannot be read is skipped; if all fail,
-        the store is down and the first error is raised."""
+    def _beside(
+        self, read: Callable[[PeerId], T | None], members: list[PeerId], unread: set[PeerId] | None = None
+    ) -> dict[PeerId, T]:
+        """Read each member's document, in up to LOOK_THREADS threads. One that cannot be read is skipped, and its
+        member added to `unread`; if all fail, the store is down and the first error is raised."""
 
         def answered(member: PeerId) -> T | StorageError | None:
             try:
@@ -389,6 +383,8 @@ class Ledger:
         faults = [one for one in found if isinstance(one, StorageError)]
         if faults and len(faults) == len(members):
             raise faults[0]
+        if unread is not None:
+            unread |= {member for member, one in zip(members, found, strict=True) if isinstance(one, StorageError)}
         return {
             member: one
             for member, one in zip(members, found, strict=True)

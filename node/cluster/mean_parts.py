@@ -116,6 +116,11 @@ class MeanMaker:
 
         found = self._gather([wanted(update) for update in record.updates if update.peer not in opened])
         _require(round, found, without)
+        if lost := [peer.hex()[:8] for peer, one in found.items() if isinstance(one, Fault)]:
+            told = (
+                "round {round}: the updates of {members} are lost for good, and count as zeros in this part of the mean"
+            )
+            logger.warning(told, round=round, members=", ".join(lost))
         return [None if isinstance(found.get(peer), Fault) else opened[peer] for peer in record.claims]
 
     def _own(self, round: int, record: Record) -> "dict[PeerId, _Payload]":

@@ -4,6 +4,7 @@ A checkpoint is accepted if its link is that of the record before its round, and
 names. The records since then are applied as in any round.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -109,9 +110,18 @@ def _tell(state: NodeState) -> None:
     state.events.emit("caught_up", round, origin=f"the checkpoint of round {round}", applied=0, theta=theta)
 
 
-def is_shown(ledger: Ledger, link: Digest) -> bool:
-    """Whether a member shows the state at this link. Raises StorageError."""
-    return any(checkpoint.link == link for one in ledger.shown().values() for checkpoint in one.checkpoints)
+def is_shown(ledger: Ledger, link: Digest, state: Digest | None = None) -> bool:
+    """Whether a member shows the state at this link; this very state, if one is given. Raises StorageError."""
+    shown = [checkpoint for one in ledger.shown().values() for checkpoint in one.checkpoints]
+    return any(one.link == link and state in (None, one.state) for one in shown)
+
+
+def theta_of_most(ledger: Ledger, round: int) -> Digest | None:
+    """Return the theta that most members tell of in their last beat, of those at the start of this round; None if no
+    member does, or several have as many. Raises StorageError."""
+    told = Counter(beat.theta for beat in ledger.beats().values() if beat.round == round and beat.theta is not None)
+    best = [theta for theta, count in told.items() if count == max(told.values())]
+    return digest_of(best[0]) if len(best) == 1 else None
 
 
 def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:

@@ -7,6 +7,7 @@ written yet. That costs quality, and no other node anything (docs/protocol.md se
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -82,18 +83,26 @@ class InnerState:
             with fresh.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(fresh, self.folder / _LATEST)
-            kept = {path.name for _, path in checkpoint.blobs(self.folder, digest)} | {_LATEST}
-            for path in self.folder.iterdir():
-                if path.name not in kept:
-                    path.unlink(missing_ok=True)
         except GivenUp:
-            return
-        except (OSError, CheckpointCorrupt) as fault:
+            pass
+        except OSError as fault:
             logger.warning(
                 "could not save error feedback and optimizer state: {fault}. The earlier ones stay on the "
                 "disk, and the next round tries again",
                 fault=str(fault),
             )
+        with suppress(OSError, CheckpointCorrupt):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete all files but those of the newest complete state: what was given up is as large."""
+        latest = self.folder / _LATEST
+        kept = {latest.name}
+        if latest.exists():
+            kept |= {path.name for _, path in checkpoint.blobs(self.folder, _digest(latest.read_text()))}
+        for path in self.folder.iterdir():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
 
 
 def _digest(text: str) -> Digest:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cluster.choosing import choose
 from cluster.closing import closing, grace_seconds
 from cluster.pace import SPREAD, least_steps, planned_steps, seconds_left
-from cluster.presence import Presence
+from cluster.presence import STUCK_SILENCES, Presence
 from protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
 from protocol.types import Digest, PeerId
 
@@ -90,6 +90,18 @@ def test_who_leaves_or_is_on_its_way_is_not_waited_for_and_a_new_process_is_aliv
     assert presence.living() == set()
     presence.look({member(3): beat(9, process=2)}, 70.0)
     assert presence.living() == {member(3)}
+
+
+def test_a_beat_that_the_store_does_not_bring_is_hardly_silence() -> None:
+    """It counts as standing still does: for five minutes."""
+    presence, alive = Presence(RULES), list[float]()
+    presence.look({member(1): beat(1), member(2): beat(1)}, 0.0)
+    for now in range(10, 400, 10):
+        presence.look({member(2): beat(now)}, float(now), {member(1)})
+        alive += [now] * (member(1) in presence.living())
+    assert alive[-1] == STUCK_SILENCES * RULES.silent_seconds - 10
+    presence.look({member(1): beat(2), member(2): beat(999)}, 400.0)
+    assert member(1) in presence.living()
 
 
 def test_a_beat_that_is_no_more_listed_is_silence() -> None:

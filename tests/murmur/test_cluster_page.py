@@ -339,11 +339,11 @@ def test_a_store_that_is_away_is_said_without_secrets_and_what_was_known_stays(
     told = read_all(source)
     played.clock.seconds += 10.0
 
-    def away(self: Ledger) -> dict[PeerId, Beat]:
+    def away(self: Ledger) -> tuple[dict[PeerId, Beat], set[PeerId]]:
         raise StorageError(f"list: the server answered 500: the-access-key {SECRET}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "beats", away)
+        patch.setattr(Ledger, "read_beats", away)
         assert source._look() == follower.RETRY_SECONDS
     state, sentence = health(source)
     assert state == "wrong"

@@ -107,6 +107,36 @@ def test_nothing_waits_for_the_disk_and_what_is_given_up_leaves_the_state_of_bef
     assert not list((tmp_path / "own").glob("*.partial"))
 
 
+def test_files_that_were_complete_when_the_write_was_given_up_do_not_stay(
+    tmp_path: Path, pieces: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round's have other names: a disk that is always too slow would fill."""
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 4000)  # two tensors, two files
+    own, carrier = opened(tmp_path / "own")
+    carrier.become(1.0)
+    pieces(100)
+    own.save()
+    settled(own)
+    before = {path.name for path in (tmp_path / "own").iterdir()}
+    real = checkpoint._write
+
+    def gives_up(folder: Path, suffix: str, pieces: Any, stopped: Any = lambda: False) -> Any:
+        written = real(folder, suffix, pieces)
+        own._wanted = False
+        return written if suffix == ".safetensors" and not stopped() else _give_up()
+
+    monkeypatch.setattr(checkpoint, "_write", gives_up)
+    carrier.become(2.0)
+    own.save()
+    settled(own)
+    assert {path.name for path in (tmp_path / "own").iterdir()} == before
+    assert len(before) == 4
+
+
+def _give_up() -> Any:
+    raise checkpoint.GivenUp
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_process_that_dies_while_it_writes_leaves_the_state_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -285,8 +285,9 @@ def test_an_amendment_that_is_lost_as_soon_as_a_record_names_it_is_put_back_by_w
 
 
 @pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("fault", [UnreadableRecord, StorageError])
 def test_a_start_goes_on_without_what_its_own_disk_may_have(
-    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool, fault: type[StorageError]
 ) -> None:
     """A newcomer ends instead: nobody may be there who puts it back."""
     cluster = watched.cluster
@@ -295,6 +296,12 @@ def test_a_start_goes_on_without_what_its_own_disk_may_have(
     objects, key = cluster.store.buckets[BUCKET], keys.record(cluster.run, len(watched.records()) - 1)
     objects[key] = replace(objects[key], data=b"?")
     cluster.close()
+
+    def see(call: Call) -> None:
+        if call.verb == "get" and call.key == key and fault is StorageError:
+            raise StorageError("get: the server answered with status 500")
+
+    watch(cluster, see)
     monkeypatch.setattr(start, "open_shared", lambda token: cluster.store.bucket(BUCKET))
     monkeypatch.setattr(start, "find_spec", lambda *rest: cluster.spec)
     monkeypatch.setattr(start, "open_data", lambda *rest: "the data set")
@@ -303,7 +310,7 @@ def test_a_start_goes_on_without_what_its_own_disk_may_have(
     config, folder = ClusterConfig(name="m", token_file=tmp_path / "token"), tmp_path / "home"
     if joined:
         StateStore(folder, cluster.run)
-    with nullcontext() if joined else pytest.raises(UnreadableRecord):
+    with nullcontext() if joined else pytest.raises(fault):
         assert start._found(config, token, folder)[2] is not None, "not that the run is closed"
 
 
