@@ -80,6 +80,8 @@ class Member:
         self.step_seconds: float | None = None
         """What one inner step took, the last time."""
         self._trained_at: float | None = None
+        self.tried: Digest | None = None
+        """The last update that this process has begun to send."""
         self.skipped = -1
         """The last round to which we send nothing."""
         self.claimed: tuple[int, Digest] | None = None
@@ -242,7 +244,10 @@ class Member:
 
     def publish(self, round: int, sealed: SealedRound) -> None:
         self.pulse.phase = "send"
-        self.work.publish(round, sealed, self.seconds_to_send)
+        tried, self.tried = self.tried, sealed.object
+        # It may be there since before this process began, or what comes after it may have failed.
+        if tried not in (None, sealed.object) or not self.work.is_published(round, sealed):
+            self.work.publish(round, sealed, self.seconds_to_send)
         if self.mean is not None:
             self.mean.publish_blocks(round, sealed)
 
@@ -296,13 +301,9 @@ class Member:
                 if self.skipped == round and not claims and not stands.waiting:
                     return None
                 if not ends and self.time.now() >= told + TOLD_SECONDS:
-                    told = self.time.now()
-                    logger.info(
-                        "round {round}: {claimed} have claimed, waiting for {waiting} that live",
-                        round=round,
-                        claimed=len(claims),
-                        waiting=len(stands.waiting),
-                    )
+                    told, waits = self.time.now(), len(stands.waiting)
+                    line = "round {round}: {claimed} have claimed, waiting for {waits} that live"
+                    logger.info(line, round=round, claimed=len(claims), waits=waits)
                 self.patience.answered()
             except Lacking:
                 raise

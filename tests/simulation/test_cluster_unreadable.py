@@ -196,3 +196,29 @@ def computes_wrongly(machine: Machine, count: int) -> None:
         return done
 
     program.state.replica.outer_step = broken  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_update_that_is_in_the_bucket_is_not_sent_again_where_the_claim_failed(watched: Watched, dies: bool) -> None:
+    cluster, machine, sent, failed = watched.cluster, watched.machine(1), list[str](), list[str]()
+    claim = keys.claims(cluster.run, 2) + machine.id.hex()
+
+    def see(call: Call) -> None:
+        if call.reader != machine.name or call.verb != "put":
+            return
+        if f"/payload/00000002/{machine.id.hex()}" in call.key:
+            sent.append(call.key)
+        if call.key == claim and len(failed) < 3:
+            failed.append(call.key)
+            if dies and len(failed) == 1:
+                cluster.kill(machine)
+                cluster.start(machine)
+            raise StorageError("put: out of time")
+
+    watch(cluster, see)
+    cluster.begin()
+    watched.play(has_records(watched, 4))
+    assert len(failed) == 3
+    assert len(sent) == 1
+    assert machine.id in {update.peer for update in watched.records()[2].updates}
+    cluster.close()
