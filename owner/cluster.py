@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from node.cluster.group_keys import Token, new_secret
 from owner.draft import NOBODYS_THETA, require_turns
 from owner.presets import without_chain
 from owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
 from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import ConfigError
+from protocol.spec import fault_lines
 from protocol.types import Digest
 from storage.behaviour import STORES_THAT_CREATE_ONCE, creates_once
 from storage.s3 import RangedBucket
@@ -72,14 +75,17 @@ def make_token(spec: ClusterSpec, bucket: Token) -> Token:
 
 
 def place(endpoint: str, name: str, access_key: str, secret_key: str, *, local: bool) -> Token:
-    """Return a token for a bucket that holds no run yet."""
+    """Return a token for a bucket that holds no run yet. Raises ConfigError, which never repeats what was given."""
     nothing = Digest(bytes(32)).hex()
-    return Token(
-        endpoint=endpoint,
-        bucket=name,
-        access_key=access_key,
-        secret_key=secret_key,
-        run=nothing,
-        secret=nothing,
-        local=local,
-    )
+    try:
+        return Token(
+            endpoint=endpoint,
+            bucket=name,
+            access_key=access_key,
+            secret_key=secret_key,
+            run=nothing,
+            secret=nothing,
+            local=local,
+        )
+    except ValidationError as fault:
+        raise ConfigError(f"the bucket's address or key cannot be one:\n{fault_lines(fault)}") from None

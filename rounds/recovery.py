@@ -101,7 +101,7 @@ class Recovery:
         another one is to come first."""
         member = self._member
         member.pulse.phase, round = "join", member.state.saved.round
-        member.claimed = None
+        member.claimed, member.skipped = None, -1
         self._astray = self._astray + 1 if self._astray_in == round else 0
         self._astray_in = round
         logger.warning("{why}: starting again from a checkpoint", why=why)

@@ -14,7 +14,7 @@ from node.cluster.amendments import AmendedSpec
 from node.cluster.bootstrap import open_ledger
 from node.cluster.group_keys import parse_token, read_token
 from node.cluster.ledger import Ledger
-from owner.cluster import require_store
+from owner.cluster import place, require_store
 from protocol import keys
 from protocol.cluster import Amendment, ClusterSpec, Drain, amended
 from protocol.errors import AccessDenied, ConfigError
@@ -81,7 +81,8 @@ def rotate(options: Namespace, secret_key: str) -> int:
     """Replace the token in the owner's folder by one with another key of the bucket."""
     path = Path(f"{options.name}.token")
     old = parse_token(read_token(path))
-    token = old.model_copy(update={"access_key": options.access_key, "secret_key": secret_key})
+    new = place(old.endpoint, old.bucket, options.access_key, secret_key, local=old.local)
+    token = new.model_copy(update={"run": old.run, "secret": old.secret})
     if token == old:
         raise ConfigError("the new key is the token's present key: create another key at the store first")
     ledger, _ = open_ledger(token)

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.fetch.concurrency import beside
-from protocol.errors import InvalidSubmission
+from protocol.errors import InvalidMessage, InvalidSubmission
 from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.ports import Time
 from protocol.spec import TrainingSpec
-from protocol.types import Digest, PeerId
+from protocol.types import Digest, PeerId, Reason
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.exchange import Data, Fault
@@ -63,5 +63,9 @@ def open_threads(spec: TrainingSpec) -> int:
 
 def open_payload(layout: Layout, peer: PeerId, round: int, key: bytes, data: Data) -> Update:
     """The update in a sealed object whose bytes were checked. Raises InvalidSubmission."""
-    plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), key, memoryview(data)[ENVELOPE_BYTES:])
+    try:
+        envelope = parse_envelope(data[:ENVELOPE_BYTES])
+    except InvalidMessage as fault:
+        raise InvalidSubmission(Reason.UNSIGNED, str(fault)) from None
+    plaintext = unseal(envelope, key, memoryview(data)[ENVELOPE_BYTES:])
     return ops.parse_submission(peer, round, plaintext, layout).update

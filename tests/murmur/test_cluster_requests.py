@@ -116,6 +116,10 @@ def test_a_token_gets_another_key_once_that_is_known_to_work(
     status, told = said(capsys, "rotate", "ours", "--bucket.access_key", other.read_access_key)
     assert (status, "to list, read, write and delete in the whole bucket" in told) == (2, True)  # it may only read
     assert Path("ours.token").read_bytes() == before
+    monkeypatch.setenv(SECRET, "never-shown" * 60)
+    status, told = said(capsys, "rotate", "ours", "--bucket.access_key", "other")
+    assert (status, "secret_key: String should have at most" in told, "never" in told) == (2, True, False)
+    assert Path("ours.token").read_bytes() == before
     monkeypatch.setenv(SECRET, token.secret_key)
     assert said(capsys, "rotate", "ours", "--bucket.access_key", token.access_key)[0] == 2
     assert [path.name for path in Path().iterdir()] == ["ours.token"]

@@ -4,9 +4,14 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
+
+from node.fetch.opening import open_payload
 from node.fetch.payloads import collect_keys, fetch_keys
 from node.fetch.sources import Sources
 from protocol import keys
+from protocol.errors import InvalidSubmission
+from protocol.layout import Layout
 from protocol.messages import Envelope, Reveal
 from protocol.types import Digest, Peer, PeerId, Slot, Uid
 from simulation.clock import Life
@@ -79,3 +84,10 @@ def test_a_key_that_was_read_is_there_when_its_owner_has_left(life: Life, tmp_pa
     found = fetch_keys(RUN, ROUND, pinned, Sources((), store.open), 1.0, tmp_path, life)
     assert found[named(0)] == reveal(0)
     assert isinstance(fetch_keys(RUN, ROUND, pinned, Sources((), store.open), 1.0, None, life)[named(0)], Fault)
+
+
+def test_pinned_bytes_that_are_no_envelope_are_nobodys_update() -> None:
+    """A commitment or claim may pin whatever its author likes."""
+    garbage = bytes(range(256)) * 40
+    with pytest.raises(InvalidSubmission, match="envelope"):
+        open_payload(Layout.of({"w": (64, 64)}, 32), PeerId(bytes(32)), 1, bytes(32), garbage)
