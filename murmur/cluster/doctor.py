@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from cluster.pace import ROUNDS, SPREAD, whole_seconds
-from murmur.cluster.status import living
+from murmur.cluster.status import living, records_of
 from murmur.doctor.examination import as_json, show
 from murmur.doctor.slow_checks import (
     BUSY,
@@ -187,11 +187,9 @@ def pace(member: ExaminedMember) -> str | Advice:
 def others_seconds(member: ExaminedMember) -> float | None:
     """Return the seconds in which the others do all inner steps, by the last records; None where there are none."""
     newest = member.ledger.rounds()
-    records = [member.ledger.record(number) for number in range(max(0, newest - ROUNDS), newest)]
     found = [
         whole_seconds(update, member.spec.inner.steps)
-        for record in records
-        if record is not None
+        for record in records_of(member.ledger, range(max(0, newest - ROUNDS), newest)).values()
         for update in record.updates
         if update.peer != member.me
     ]

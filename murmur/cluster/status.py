@@ -1,16 +1,16 @@
 """`murmur cluster status`: read from the bucket by a holder of the token."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
 from murmur.plan.timetable import duration
-from node.cluster.amendments import AmendedSpec
+from node.cluster.amendments import AmendedSpec, AmendmentLost
 from node.cluster.bootstrap import find_spec, open_shared
 from node.cluster.group_keys import Group, Token
-from node.cluster.ledger import Ledger
-from protocol.cluster import Beat, ClusterTable
+from node.cluster.ledger import Ledger, UnreadableRecord
+from protocol.cluster import Beat, ClusterTable, Record
 from protocol.types import PeerId
 from storage.realtime import REAL
 
@@ -24,10 +24,13 @@ def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
     bucket, run = open_shared(token), token.run_id
     spec = find_spec(bucket, run)
     ledger = Ledger(bucket, run, Group(token.secret), _NOBODY, REAL)
-    rounds = ledger.rounds()
-    latest = {round: ledger.record(round) for round in range(max(0, rounds - LAST), rounds)}
-    found = {round: record for round, record in latest.items() if record is not None}
-    now = AmendedSpec(spec, ledger).at(max((record.amendments for record in found.values()), default=0))
+    rounds, faults = ledger.rounds(), list[str]()
+    found = records_of(ledger, range(max(0, rounds - LAST), rounds), faults)
+    now = AmendedSpec(spec, ledger)
+    try:
+        now = now.at(max((record.amendments for record in found.values()), default=0))
+    except AmendmentLost as fault:
+        faults.append(str(fault))
     tell(f"waiting for each member's next beat, at most {now.spec.cluster.silent_seconds:.0f} s")
     beats, alive = living(ledger, now.spec.cluster)
     names = told_names(beats)
@@ -64,7 +67,24 @@ def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
         "last_record_at": ledger.closed_at(rounds - 1) if rounds else None,
         "members": members,
         "records": records,
+        "faults": faults,
     }
+
+
+def records_of(ledger: Ledger, rounds: Iterable[int], faults: list[str] | None = None) -> dict[int, Record]:
+    """Return the records of these rounds that are there and can be read. faults: what is wrong with the others is added
+    here. Raises StorageError."""
+    found = dict[int, Record]()
+    for round in rounds:
+        try:
+            record = ledger.record(round)
+        except UnreadableRecord as fault:
+            if faults is not None:
+                faults.append(str(fault))
+            continue
+        if record is not None:
+            found[round] = record
+    return found
 
 
 def living(ledger: Ledger, rules: ClusterTable) -> tuple[dict[PeerId, Beat], set[PeerId]]:
@@ -96,6 +116,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for member in found["members"]:
         state = member["phase"] if member["alive"] or member["phase"] == "left" else "silent"
         yield f"  {member['name']:<16} {state:<6} round {member['round']}, step {member['step']} of {found['steps']}"
+    yield from found["faults"]
     if found["last_record_at"] is not None:
         yield f"the newest record is {duration(max(0.0, REAL.wall() - found['last_record_at']))} old"
     for record in found["records"]:

@@ -133,6 +133,23 @@ def test_members_that_live_are_counted_by_the_spec_in_force(
     assert "others that live: 1" in found["run"]["detail"]
 
 
+def test_status_tells_of_a_damaged_record_and_shows_the_rest(token: Token, capsys: pytest.CaptureFixture[str]) -> None:
+    bucket, run = open_shared(token), token.run_id
+    ledger = Ledger(bucket, run, Group(token.secret), PeerId(bytes([7]) * 32), REAL)
+    try:
+        bucket.put(keys.record(run, 0), b"of nobody", timeout_seconds=10)
+        assert ledger.create(1, record_of(ledger.me, steps=3, amendments=1))
+        assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
+        shown = capsys.readouterr()
+    finally:
+        for round in (0, 1):
+            bucket.delete(keys.record(run, round), timeout_seconds=10)
+    assert "the record of round 0" in shown.out
+    assert "amendment 1, which the bucket has lost" in shown.out
+    assert "round 1: 1 contributed, 3 steps" in shown.out
+    assert "waiting for each member's next beat, at most 20 s" in shown.err
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what measures for seconds."""
