@@ -178,8 +178,8 @@ class Beat(Table):
 
 
 class Drain(Table):
-    """The request that a member leaves. round: the one after which it leaves, which is open as we ask. A process of the
-    member that begins later does not follow it: it was obeyed."""
+    """The request that a member leaves. round: the one after which it leaves, which is open as we ask. The member
+    follows each once."""
 
     round: Count
 

@@ -175,7 +175,7 @@ class RoundWork:
         key = self._key(round, sealed.key)
         try:
             facts = self.bucket.head(key, timeout_seconds=LOOK_SECONDS)
-            if facts is None:
+            if facts is None or facts.size_bytes != self.state.store.path(sealed.object).stat().st_size:
                 return False
             envelope = self.bucket.get_range(
                 key, first=0, num_bytes=ENVELOPE_BYTES, etag=facts.etag, timeout_seconds=LOOK_SECONDS

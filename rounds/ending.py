@@ -1,6 +1,8 @@
 """How a cluster's member ends: after the run's last record, or drained."""
 
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -51,8 +53,31 @@ def _last_is_up(member: "Member") -> bool:
         return False
 
 
+def is_due(member: "Member") -> bool:
+    """Whether we leave now: a request names a round that we have played since, and we have not followed it before. It
+    may stay in the bucket, or come back. Raises StorageError."""
+    asked = member.ledger.drained()
+    return asked is not None and _followed(member) < asked.round < member.state.saved.round
+
+
+def _followed(member: "Member") -> int:
+    """Return the round of the last request that we have followed; -1 before there was one."""
+    try:
+        return int(_requests(member).read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def _requests(member: "Member") -> Path:
+    return member.state.store.folder / "drained"
+
+
 def drain(member: "Member") -> None:
-    """Delete the request that we leave, now that we do: the next start is a new decision."""
+    """Note the request that we leave and delete it, now that we do: the next start is a new decision."""
+    partial = _requests(member).with_suffix(".partial")
+    with suppress(OSError):
+        partial.write_text(str(member.state.saved.round - 1))
+        os.replace(partial, _requests(member))
     with suppress(StorageError):
         member.ledger.left()
     logger.info(

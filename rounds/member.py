@@ -125,6 +125,7 @@ class Member:
         """Have a state, and forget uploads that we did not live to finish."""
         begin(self.ledger, self.state)
         self.began_in = round = self.state.saved.round
+        self.stand()
         try:
             self.ledger.abort_unfinished(round)
         except StorageError as fault:
@@ -161,8 +162,7 @@ class Member:
             finally:
                 others.stop()
             self.checkpoints.look()
-            drain = self.ledger.drained()
-            self.drained = drain is not None and self.began_in <= drain.round < self.state.saved.round
+            self.drained = ending.is_due(self)
         except RunElsewhere as fault:
             self.recovery.start_over(str(fault))
         except Lacking as fault:
@@ -345,10 +345,11 @@ class Member:
             raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
             self.ledger.require_record(round)
-        amendments = self.amended.count
+        amended = self.amended
         with suppress(StorageError):  # one that cannot be read now comes into force with a later record
-            amendments = self.amended.coming(self.amendments.announced)
-        record = record.model_copy(update={"amendments": amendments})
+            amended = amended.coming(self.ledger.amendment)
+        self.amendments.save(amended.taken)
+        record = record.model_copy(update={"amendments": amended.count})
         ours = self.ledger.create(round, record)
         self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
         for member in self.presence.gone():

@@ -1,6 +1,5 @@
 """A cluster member that cannot go on from its own state: the bucket has lost data, or the run has another theta."""
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -73,12 +72,15 @@ class Recovery:
         return True
 
     def _record(self, round: int) -> Record | None:
-        """The one that we have applied, on our disk; else the store's."""
-        if (found := self._member.log.find(round)) is not None:
-            return found
-        with suppress(UnreadableRecord):
-            return self._member.ledger.record(round)
-        return None
+        """The store's; where it has none, or cannot read it, our disk's. Raises StorageError if neither has it and the
+        store fails."""
+        kept = self._member.log.find(round)
+        try:
+            return self._member.ledger.record(round) or kept
+        except StorageError as fault:
+            if kept is None and not isinstance(fault, UnreadableRecord):
+                raise
+            return kept
 
     def ask(self, fault: Lacking) -> None:
         """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long, or where
@@ -104,6 +106,7 @@ class Recovery:
         member.claimed, member.skipped = None, -1
         self._astray = self._astray + 1 if self._astray_in == round else 0
         self._astray_in = round
+        member.log.forget()  # some are of the history that we leave
         logger.warning("{why}: starting again from a checkpoint", why=why)
         member.state.events.emit("diverged", round, why=why)
         if self._astray:

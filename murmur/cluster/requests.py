@@ -85,8 +85,8 @@ def rotate(options: Namespace, secret_key: str) -> int:
     token = new.model_copy(update={"run": old.run, "secret": old.secret})
     if token == old:
         raise ConfigError("the new key is the token's present key: create another key at the store first")
-    ledger, _ = open_ledger(token)
     try:
+        ledger, _ = open_ledger(token)
         ledger.members()
         ledger.rounds()  # some servers deny a missing object to a key that may not list
         require_store(ledger.part(PeerId(secrets.token_bytes(DIGEST_BYTES))))
@@ -113,7 +113,7 @@ def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
     rounds = ledger.rounds()
     record = ledger.record(rounds - 1) if rounds else None
     now = AmendedSpec(spec, ledger).at(record.amendments if record is not None else 0)
-    now = now.at(now.coming(ledger.amendment))
+    now = now.coming(ledger.amendment)
     if now.closed:
         raise ConfigError(f"{spec.name} is closed: it cannot be changed any more")
     return now

@@ -68,9 +68,10 @@ class AmendedSpec:
         following.closed = amendment.last
         return following
 
-    def coming(self, announced: Callable[[int], Amendment | None]) -> int:
-        """Return how many valid amendments there are by now, with those that the bucket shows under their numbers. One
-        that makes no valid spec is ignored by all members, and so are all after it. Raises StorageError."""
+    def coming(self, announced: Callable[[int], Amendment | None]) -> "AmendedSpec":
+        """Return the spec with all valid amendments by now: those in force, and those that `announced` returns for the
+        next numbers. One that makes no valid spec is ignored by all members, and so are all after it. Raises
+        StorageError."""
         found = self
         while not found.closed and (amendment := announced(found.count + 1)) is not None:
             try:
@@ -80,7 +81,7 @@ class AmendedSpec:
                     self._refused = found.count + 1
                     logger.error("amendment {number} is ignored: {why}", number=found.count + 1, why=str(fault))
                 break
-        return found.count
+        return found
 
 
 class KeptAmendments:
@@ -93,24 +94,25 @@ class KeptAmendments:
     def amendment(self, number: int) -> Amendment | None:
         """Return the bucket's, else this disk's. Raises StorageError if neither has it, and the bucket's cannot be
         read."""
+        kept = self._on_disk(number)
         try:
-            return self.announced(number) or self._on_disk(number)
+            return self._ledger.amendment(number) or kept
         except StorageError:
-            if (found := self._on_disk(number)) is not None:
-                return found
-            raise
-
-    def announced(self, number: int) -> Amendment | None:
-        """Return the bucket's, and save it: a member has an amendment before it writes a record that names it. Raises
-        StorageError."""
-        found = self._ledger.amendment(number)
-        if found is not None and found != self._on_disk(number):
-            self._save(number, found)
-        return found
+            if kept is None:
+                raise
+            return kept
 
     def keep(self, taken: tuple[Amendment, ...]) -> None:
         """Take these as the amendments in force."""
+        self.save(taken)
         self._taken = taken
+
+    def save(self, valid: tuple[Amendment, ...]) -> None:
+        """Have these amendments, the first ones, on this disk. A member has one there before it writes a record that
+        names it."""
+        for number, amendment in enumerate(valid, 1):
+            if amendment != self._on_disk(number):
+                self._save(number, amendment)
 
     def restore(self) -> None:
         """Put back those that the store has lost or damaged. Raises StorageError."""

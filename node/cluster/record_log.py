@@ -37,6 +37,12 @@ class RecordLog:
                 fault=str(fault),
             )
 
+    def forget(self) -> None:
+        """Delete all records here."""
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                path.unlink(missing_ok=True)
+
     def find(self, round: int) -> Record | None:
         """Return the round's record, None when this disk does not have it."""
         with suppress(OSError, InvalidMessage):

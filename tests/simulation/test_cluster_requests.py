@@ -123,6 +123,34 @@ def test_a_member_that_died_after_the_request_still_leaves(watched: Watched) -> 
     cluster.close()
 
 
+def test_a_member_that_dies_as_the_round_of_the_request_ends_leaves_when_it_comes_back(watched: Watched) -> None:
+    """It is killed after the round's outer step, before it reads the request."""
+    cluster, leaver, killed = watched.cluster, watched.machine(1), list[int]()
+    key = keys.drain(cluster.run, leaver.id)
+    serve = cluster.store.before
+
+    def before(call: Call) -> None:
+        if call.reader == leaver.name and call.key == key and call.verb == "get" and not killed:
+            stored = cluster.store.buckets[BUCKET]
+            if key in stored and leaver.program is not None and leaver.program.state.saved.round > asked.round:
+                killed.append(asked.round)
+                cluster.kill(leaver)
+                cluster.start(leaver)
+                raise StorageError("get: no connection to the endpoint")
+        serve(call)
+
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    asked = Drain(round=owner(cluster).rounds())
+    cluster.store.before = before
+    owner(cluster).drain(leaver.id, asked)
+    watched.play(lambda: not leaver.up and bool(killed))
+    watched.play(has_records(watched, asked.round + 4))
+    assert not leaver.up
+    assert owner(cluster).beats()[leaver.id].leaving
+    cluster.close()
+
+
 def test_a_drained_member_ends_after_its_round_and_may_come_back(watched: Watched) -> None:
     cluster, leaver = watched.cluster, watched.machine(1)
     cluster.begin()

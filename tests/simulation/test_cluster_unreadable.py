@@ -191,7 +191,7 @@ def computes_wrongly(machine: Machine, count: int) -> None:
 
     def broken(*words: Any, **named: Any) -> Any:
         done = step(*words, **named)
-        if program.amended.coming(program.amendments.announced) > program.amended.count:
+        if program.amended.coming(program.ledger.amendment).count > program.amended.count:
             next(iter(program.state.replica.theta.values())).view(-1)[0] += 1.0
         return done
 
@@ -221,4 +221,52 @@ def test_an_update_that_is_in_the_bucket_is_not_sent_again_where_the_claim_faile
     assert len(failed) == 3
     assert len(sent) == 1
     assert machine.id in {update.peer for update in watched.records()[2].updates}
+    cluster.close()
+
+
+def test_the_stores_record_says_what_is_in_force_and_not_one_that_lost_a_race(watched: Watched) -> None:
+    """Two records of the same claims have one link, whatever amendments they name."""
+    cluster, machine = watched.cluster, watched.machine(1)
+    cluster.begin()
+    assert owner(cluster).amend(1, SLOWER)
+    watched.play(has_records(watched, 4))
+    cluster.kill(machine)
+    program = machine.program
+    assert program is not None
+    round = program.state.saved.round
+    record = watched.records()[round - 1]
+    assert record.amendments == 1
+    program.log.keep(round - 1, record.model_copy(update={"amendments": 0}))
+    cluster.start(machine)
+    watched.play(has_records(watched, round + 4))
+    cluster.close()
+    assert_one_history(watched)
+    assert not [event for event in watched.events if event[1] == "diverged"]
+
+
+def test_an_amendment_that_is_refused_stays_on_no_disk(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    assert owner(cluster).amend(1, Amendment(changes={"cluster": {"silent_seconds": 1.0}}))  # below three beats
+    watched.play(has_records(watched, 3))
+    assert set(counts(watched)) == {0}
+    for machine in cluster.machines:
+        assert machine.program is not None
+        assert machine.program.amendments._on_disk(1) is None
+    cluster.close()
+
+
+def test_a_member_that_starts_in_a_closed_run_still_tells_its_theta(watched: Watched) -> None:
+    cluster, machine = watched.cluster, watched.machine(1)
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    owner(cluster).amend(1, LAST)
+    watched.play(lambda: not any(one.up or one.down for one in cluster.machines), hours=5)
+    before = owner(cluster).beats()[machine.id]
+    cluster.start(machine)
+    watched.play(lambda: not machine.up)
+    after = owner(cluster).beats()[machine.id]
+    assert before.theta is not None
+    assert (after.round, after.theta) == (before.round, before.theta)
+    assert after.process != before.process
     cluster.close()
