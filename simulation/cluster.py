@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from node.cluster.group_keys import Group
 from node.cluster.ledger import Ledger
 from node.state.node_state import NodeState
 from node.state.store import StateStore
-from protocol.cluster import ClusterOuter, ClusterSpec, ClusterTable
+from protocol.cluster import Beat, ClusterOuter, ClusterSpec, ClusterTable, parse_beat
 from protocol.errors import StorageError
 from protocol.spec import Exchange, ModelSpec
 from protocol.types import Digest, PeerId
@@ -101,7 +101,7 @@ class Cluster(Machines[Machine]):
             return transfer_seconds(draw, num_bytes, large="/payload/" in key or "blob/" in key, up=up) * slow
 
         bucket = self.store.bucket(BUCKET, reader=machine.name, time=life, link=link)
-        ledger = Ledger(bucket, self.run, Group(SECRET), machine.id, life)
+        ledger = OneOfMany(bucket, self.run, Group(SECRET), machine.id, life)
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * machine.pace), draw)
         events = Recorder(partial(self.told, machine))
         held = NodeState(self.spec, self.run, learner, disk, events, life)
@@ -121,6 +121,18 @@ class Cluster(Machines[Machine]):
         if machine.dead_link or self.store_dead:
             machine.life.sleep(0.5)
             raise StorageError(f"{call.verb}: no connection to the endpoint")
+
+
+class OneOfMany(Ledger):
+    """One of the ledgers of this process, which all read the same beats: each is parsed once."""
+
+    def beat_of(self, member: PeerId, data: bytes) -> Beat:
+        return _parsed(data, self.run, member)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(data: bytes, run: Digest, member: PeerId) -> Beat:
+    return parse_beat(data, run, member, Group(SECRET).verify)
 
 
 def _spec(exchange: Exchange, genesis: Digest) -> ClusterSpec:

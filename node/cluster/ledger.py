@@ -356,14 +356,15 @@ class Ledger:
         them."""
 
         def read(member: PeerId) -> Beat | None:
-            return self._read(
-                keys.beats(self.run) + member.hex(),
-                _BEAT_BYTES,
-                lambda data: parse_beat(data, self.run, member, self.group.verify),
-            )
+            key = keys.beats(self.run) + member.hex()
+            return self._read(key, _BEAT_BYTES, lambda data: self.beat_of(member, data))
 
         unread = set[PeerId]()
         return self._beside(read, self.members(), unread), unread
+
+    def beat_of(self, member: PeerId, data: bytes) -> Beat:
+        """Return the beat in these bytes. Raises InvalidMessage."""
+        return parse_beat(data, self.run, member, self.group.verify)
 
     # --- reading -----------------------------------------------------------------------------------------------
 
