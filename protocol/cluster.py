@@ -178,10 +178,9 @@ class Beat(Table):
 
 
 class Drain(Table):
-    """The request that a member leaves. round: the one after which it leaves, which is open as we ask. The member
-    follows each once."""
+    """The request that a member leaves after its round. request: drawn for each; a member follows it once."""
 
-    round: Count
+    request: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 class Claim(Table):

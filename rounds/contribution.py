@@ -180,7 +180,7 @@ class RoundWork:
             envelope = self.bucket.get_range(
                 key, first=0, num_bytes=ENVELOPE_BYTES, etag=facts.etag, timeout_seconds=LOOK_SECONDS
             )
-        except StorageError:
+        except (StorageError, OSError):
             return False
         return sha256(envelope).digest() == self.envelope_digest(sealed)
 

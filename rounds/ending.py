@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from node.cluster.rejoin import is_shown, theta_of_most
+from protocol.cluster import Drain
 from protocol.errors import StorageError
 
 if TYPE_CHECKING:
@@ -53,30 +54,29 @@ def _last_is_up(member: "Member") -> bool:
         return False
 
 
-def is_due(member: "Member") -> bool:
-    """Whether we leave now: a request names a round that we have played since, and we have not followed it before. It
-    may stay in the bucket, or come back. Raises StorageError."""
+def asked_to_leave(member: "Member") -> Drain | None:
+    """Return the request that we leave, unless we have followed it before: it may stay in the bucket, or come back.
+    Raises StorageError."""
     asked = member.ledger.drained()
-    return asked is not None and _followed(member) < asked.round < member.state.saved.round
+    return asked if asked is not None and asked.request not in _followed(member) else None
 
 
-def _followed(member: "Member") -> int:
-    """Return the round of the last request that we have followed; -1 before there was one."""
-    try:
-        return int(_requests(member).read_text())
-    except (OSError, ValueError):
-        return -1
+def _followed(member: "Member") -> list[str]:
+    """Return the requests that this member has followed."""
+    with suppress(OSError, ValueError):
+        return _requests(member).read_text().split()
+    return []
 
 
 def _requests(member: "Member") -> Path:
     return member.state.store.folder / "drained"
 
 
-def drain(member: "Member") -> None:
+def drain(member: "Member", asked: Drain) -> None:
     """Note the request that we leave and delete it, now that we do: the next start is a new decision."""
     partial = _requests(member).with_suffix(".partial")
     with suppress(OSError):
-        partial.write_text(str(member.state.saved.round - 1))
+        partial.write_text("\n".join([*_followed(member), asked.request]))
         os.replace(partial, _requests(member))
     with suppress(StorageError):
         member.ledger.left()

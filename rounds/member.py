@@ -27,7 +27,7 @@ from node.state.node_state import NodeState
 from node.state.saved import SealedRound
 from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
-from protocol.cluster import Claim, ClusterSpec, MeanPart, Record, digest_of
+from protocol.cluster import Claim, ClusterSpec, Drain, MeanPart, Record, digest_of
 from protocol.errors import ConfigError, StorageError
 from protocol.layout import DenseLayout
 from protocol.types import Digest, Page, PeerId
@@ -91,7 +91,7 @@ class Member:
         self.doubles = set[tuple[str, int]]()
         """Beats of ours from another process that runs beside this one."""
         self._beats_read = -inf
-        self.drained = False
+        self.drained: Drain | None = None
         self.ended_at: float | None = None
         """When we had applied the run's last record."""
 
@@ -115,8 +115,8 @@ class Member:
                 self._patiently(self.take_part)
             if self.amended.closed:
                 ending.finish(self)
-            else:
-                ending.drain(self)
+            elif self.drained is not None:
+                ending.drain(self, self.drained)
         finally:
             self.upkeep.end()
             self.pulse.leave()
@@ -125,7 +125,6 @@ class Member:
         """Have a state, and forget uploads that we did not live to finish."""
         begin(self.ledger, self.state)
         self.began_in = round = self.state.saved.round
-        self.stand()
         try:
             self.ledger.abort_unfinished(round)
         except StorageError as fault:
@@ -162,7 +161,7 @@ class Member:
             finally:
                 others.stop()
             self.checkpoints.look()
-            self.drained = ending.is_due(self)
+            self.drained = ending.asked_to_leave(self)
         except RunElsewhere as fault:
             self.recovery.start_over(str(fault))
         except Lacking as fault:

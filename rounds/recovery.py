@@ -45,6 +45,7 @@ class Recovery:
         except Lacking as fault:
             self.ask(fault)
         member.upkeep.have()
+        member.stand()
         member.state.events.emit("joined", member.state.saved.round)
 
     def recall(self) -> None:
@@ -52,7 +53,7 @@ class Recovery:
         StorageError."""
         member = self._member
         round = member.state.saved.round
-        latest = [self._record(one) for one in range(max(0, round - ROUNDS), round)]
+        latest = [self._record(one, needed=one == round - 1) for one in range(max(0, round - ROUNDS), round)]
         if round and latest[-1] is None:
             raise Lacking(
                 round - 1, [GROUP], f"the store has lost the record of round {round - 1}, and we have no copy"
@@ -71,14 +72,14 @@ class Recovery:
         self.recall()
         return True
 
-    def _record(self, round: int) -> Record | None:
-        """The store's; where it has none, or cannot read it, our disk's. Raises StorageError if neither has it and the
-        store fails."""
+    def _record(self, round: int, *, needed: bool) -> Record | None:
+        """The store's; where it has none, or cannot read it, our disk's. Raises StorageError if neither has one that is
+        needed, and the store fails."""
         kept = self._member.log.find(round)
         try:
             return self._member.ledger.record(round) or kept
         except StorageError as fault:
-            if kept is None and not isinstance(fault, UnreadableRecord):
+            if needed and kept is None and not isinstance(fault, UnreadableRecord):
                 raise
             return kept
 

@@ -110,15 +110,14 @@ def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpe
         if not is_member(folder, run):
             raise
         last = None  # our disk has what the store has lost or cannot read, or tells whom to ask
-    if last is not None:
-        logger.info(
-            "the run {run} is closed: round {round} was its last. There is nothing to train. The bucket has its theta",
-            run=spec.name,
-            round=last,
-        )
-        if not is_member(folder, run):  # a member looks whether that is its own theta
-            return spec, ledger, None
-    return spec, ledger, open_data(config, spec, bucket, folder)
+    if last is None:
+        return spec, ledger, open_data(config, spec, bucket, folder)
+    logger.info(
+        "the run {run} is closed: round {round} was its last. There is nothing to train; its theta is in the bucket",
+        run=spec.name,
+        round=last,
+    )
+    return spec, ledger, None
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:

@@ -38,9 +38,8 @@ def drain(options: Namespace) -> int:
         which = " or ".join(sorted(names[member.hex()] for member in here))
         raise ConfigError(f"{len(here)} members are called {options.name}: name one as {which} (murmur cluster status)")
     ((member, beat),) = here.items()
-    last = max(beat.round, ledger.rounds())
-    ledger.drain(member, Drain(round=last))
-    say(f"{options.name}, last seen in round {beat.round}, leaves when round {last} is over. Its process then ends")
+    ledger.drain(member, Drain(request=secrets.token_hex(8)))
+    say(f"{options.name}, last seen in round {beat.round}, leaves when its round is over. Its process then ends")
     return 0
 
 

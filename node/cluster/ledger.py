@@ -323,13 +323,13 @@ class Ledger:
 
     def shown(self) -> dict[PeerId, Shown]:
         """Return the checkpoints that each member shows. Raises StorageError if the store does not answer."""
-        prefix, found = keys.members_checkpoints(self.run), dict[PeerId, Shown]()
-        for member in self._listed(prefix):
+        prefix = keys.members_checkpoints(self.run)
+
+        def read(member: PeerId) -> Shown | None:
             parse = partial(parse_shown, run=self.run, peer=member, verify=self.group.verify)
-            shown = self._read(prefix + member.hex(), DOCUMENT_BYTES, parse)
-            if shown is not None:
-                found[member] = shown
-        return found
+            return self._read(prefix + member.hex(), DOCUMENT_BYTES, parse)
+
+        return self._beside(read, self._listed(prefix))
 
     # --- beats -------------------------------------------------------------------------------------------------
 

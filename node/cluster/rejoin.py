@@ -118,8 +118,11 @@ def is_shown(ledger: Ledger, link: Digest, state: Digest | None = None) -> bool:
 
 def theta_of_most(ledger: Ledger, round: int) -> Digest | None:
     """Return the theta that most members tell of in their last beat, of those at the start of this round; None if no
-    member does, or several have as many. Raises StorageError."""
-    told = Counter(beat.theta for beat in ledger.beats().values() if beat.round == round and beat.theta is not None)
+    member does, or several have as many. Raises StorageError, also where the store does not bring one of the beats."""
+    beats, unread = ledger.read_beats()
+    if unread:
+        raise StorageError(f"{len(unread)} of the members' beats could not be read, so who has most votes is not known")
+    told = Counter(beat.theta for beat in beats.values() if beat.round == round and beat.theta is not None)
     best = [theta for theta, count in told.items() if count == max(told.values())]
     return digest_of(best[0]) if len(best) == 1 else None
 

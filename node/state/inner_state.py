@@ -91,7 +91,7 @@ class InnerState:
                 "disk, and the next round tries again",
                 fault=str(fault),
             )
-        with suppress(OSError, CheckpointCorrupt):
+        with suppress(OSError, ValueError, CheckpointCorrupt):
             self._sweep()
 
     def _sweep(self) -> None:

@@ -270,3 +270,37 @@ def test_a_member_that_starts_in_a_closed_run_still_tells_its_theta(watched: Wat
     assert (after.round, after.theta) == (before.round, before.theta)
     assert after.process != before.process
     cluster.close()
+
+
+def test_a_newcomer_does_without_an_older_record(watched: Watched) -> None:
+    """It says what steps take, and nothing that must be known."""
+    cluster, broken, machine = watched.cluster, set[str](), watched.machine(1)
+    breaks(watched, broken)
+    cluster.begin()
+    watched.play(has_records(watched, 9))
+    cluster.kill(machine)
+    cluster.wipe(machine)
+    newest = max(one.round for document in owner(cluster).shown().values() for one in document.checkpoints)
+    broken.add(keys.record(cluster.run, newest - 2))
+    cluster.start(machine)
+    watched.play(has_records(watched, len(watched.records()) + 3), hours=2)
+    assert machine.id in {update.peer for update in watched.records()[-1].updates}
+    cluster.close()
+
+
+def test_one_document_that_cannot_be_read_stops_no_checkpoints(watched: Watched) -> None:
+    """Not even its own member's: others publish."""
+    cluster, broken = watched.cluster, set[str]()
+    breaks(watched, broken)
+    cluster.begin()
+    watched.play(has_records(watched, 6))
+    shown = owner(cluster).shown()
+    newest, uploader = max((document.newest, member) for member, document in shown.items())
+    broken.add(keys.members_checkpoints(cluster.run) + uploader.hex())
+    watched.play(has_records(watched, 20))
+    found = {document.newest for member, document in owner(cluster).shown().items() if member != uploader}
+    assert max(found) >= newest + 8
+    broken.add(keys.beats(cluster.run) + uploader.hex())
+    with pytest.raises(StorageError, match="votes"):
+        theta_of_most(owner(cluster), 20)
+    cluster.close()
