@@ -1,6 +1,6 @@
-"""Plan how many inner steps a member makes, so that no other member waits for it."""
+"""Plan how long a member trains, so that no other member waits for it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import ceil
 from statistics import median
 
@@ -10,45 +10,41 @@ from protocol.types import PeerId
 ROUNDS = 4
 """Number of last rounds from which the durations of steps are taken."""
 SPREAD = 1.1
-"""A member at most this many times slower than the others plans all steps: its speed varies from day to day."""
+"""A member at most this many times slower than the others is as fast as they: its speed varies from day to day."""
 
 LOOK, SHORTEST_LOOK = 0.05, 0.1
 """Between two looks lies at most this share of a round's inner steps, and at least so many seconds."""
 LATE = 0.1
-"""A member is late if the others have done this share of their steps when it begins a round."""
-
-
-def planned_steps(steps: int, records: Sequence[Record], me: PeerId, step_seconds: float | None = None) -> int:
-    """Return how many of `steps` inner steps fit into the time in which the others would do all of them, by the last
-    records; all if that is unknown. records: the newest last. step_seconds: duration of our last step, for a member
-    that no record names."""
-    latest = records[-ROUNDS:]
-    own = [whole_seconds(update, steps) for record in latest for update in record.updates if update.peer == me]
-    own = own or ([step_seconds * steps] if step_seconds is not None else [])
-    others = [whole_seconds(update, steps) for record in latest for update in record.updates if update.peer != me]
-    if not own or not others:
-        return steps
-    mine, theirs = median(own), median(others)
-    if mine <= SPREAD * theirs:
-        return steps
-    return max(1, min(steps, int(steps * theirs / mine)))
+"""A member is late if this share of the others' usual time has passed when it begins a round."""
 
 
 def seconds_left(
-    steps: int, records: Sequence[Record], me: PeerId, planned: int, begun: Collection[int], beat_seconds: float
+    rules: ClusterTable,
+    steps: int,
+    records: Sequence[Record],
+    me: PeerId,
+    passed: float,
+    step_seconds: float | None = None,
 ) -> float | None:
-    """Return the seconds until the others have done all their steps; None if that is unknown. It is for a member that
-    is slower (it has planned fewer steps) or begins the round late; None for any other. Times vary, and a step of a
-    slow machine may last longer than a round waits. So the result is a little less than the others' time, and less by a
-    beat, in which they see our claim. begun: steps that each of the others has done."""
-    others = [
-        whole_seconds(update, steps) for record in records[-ROUNDS:] for update in record.updates if update.peer != me
-    ]
-    done = median(begun) / steps if begun else 0.0
-    if not others or (done < LATE and planned == steps):
+    """Return the seconds that a slower member, or one that begins the round late, trains: the others see its claim when
+    they usually end their inner steps. Return None for any other member, which does all `steps` or ends when most have
+    claimed, and where no record tells the others' time.
+
+    records: the newest last. passed: seconds since the others began. step_seconds: duration of our last step, for a
+    member that no record names."""
+    updates = [update for record in records[-ROUNDS:] for update in record.updates]
+    own, others = [u for u in updates if u.peer == me], [u for u in updates if u.peer != me]
+    if not others:
         return None
-    usual = median(others)
-    return max(0.0, (1.0 - done) * usual / SPREAD - min(beat_seconds, LATE * usual))
+    usual = median(whole_seconds(update, steps) for update in others)
+    mine = [whole_seconds(update, steps) for update in own]
+    mine = mine or ([step_seconds * steps] if step_seconds is not None else [])
+    slower = bool(mine) and median(mine) > SPREAD * usual
+    if not slower and passed <= LATE * usual:
+        return None
+    claiming = median(update.sending for update in own or others) + rules.beat_seconds / 2
+    # Where claiming takes most of a round, it still trains for the rest.
+    return max(0.0, usual - passed - min(claiming, LATE * usual))
 
 
 def look_seconds(rules: ClusterTable, records: Sequence[Record]) -> float:
@@ -59,9 +55,9 @@ def look_seconds(rules: ClusterTable, records: Sequence[Record]) -> float:
     return min(half, max(SHORTEST_LOOK, LOOK * median(latest))) if latest else half
 
 
-def least_steps(rules: ClusterTable, planned: int) -> int:
-    """Return the steps below which a member sends nothing: a share of the planned ones."""
-    return max(1, ceil(rules.least_steps * planned))
+def least_steps(rules: ClusterTable, steps: int) -> int:
+    """Return the steps below which a member sends nothing: a share of all."""
+    return max(1, ceil(rules.least_steps * steps))
 
 
 def whole_seconds(update: Contribution, steps: int) -> float:

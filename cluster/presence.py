@@ -78,11 +78,12 @@ class Presence:
         silence = self.rules.silent_seconds
         return {m for m, seen in self._seen.items() if seen.silent < silence and not seen.beat.leaving}
 
-    def steps(self, round: int, but: PeerId) -> list[int]:
-        """Return the inner steps that each of the other living members has done in the round, of those that have begun
-        it."""
+    def passed(self, round: int, but: PeerId) -> float:
+        """Return the seconds since members began the round's inner steps: the most that another living member says, as
+        some have begun later, and some beats are old. 0 if none has begun."""
         beats = [self._seen[member].beat for member in self.living() - {but}]
-        return [beat.step for beat in beats if beat.round == round and beat.phase in ("train", "send", "wait")]
+        begun = [beat for beat in beats if beat.round == round and beat.phase in ("train", "send", "wait")]
+        return max((beat.passed for beat in begun), default=0.0)
 
     def furthest(self) -> int:
         """Return the highest round of the members that run: that member holds the record of every round before."""

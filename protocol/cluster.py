@@ -56,8 +56,8 @@ class ClusterTable(Table):
     A member whose beat has not changed for `silent_seconds` of looks that the store answered is not waited for; beats
     are `beat_seconds` apart. Once more than half of the living members have claimed, the others end their inner steps.
     The round then waits for two steps and the time to send, plus `grace` of the median training time, or two beats if
-    that is longer. A member that has done less than `least_steps` of its planned inner steps sends nothing. Payloads
-    are kept for `keep_rounds` rounds.
+    that is longer. A member that has done less than `least_steps` of the inner steps sends nothing, unless it is slower
+    than the others or began late. Payloads are kept for `keep_rounds` rounds.
 
     `exchange` is the kind of update: SparseLoCo's, or every value in int8 (sparseloco/dense.py), which carries nothing
     over from round to round. It is fixed for the whole run.
@@ -164,8 +164,8 @@ def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
 class Beat(Table):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
     phase: its position; a member that joins or idles will not claim in the round. theta: what it holds at the start of
-    that round, as it says; what follows from the last record is named by nothing else. leaving: it does not come back
-    by itself."""
+    that round, as it says; what follows from the last record is named by nothing else. passed: seconds since members
+    began the round's inner steps, as far as it knows. leaving: it does not come back by itself."""
 
     name: Annotated[str, Field(pattern=NAME)]
     process: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -174,6 +174,7 @@ class Beat(Table):
     step: Count
     phase: Literal["join", "train", "send", "wait", "idle", "apply"]
     theta: HexDigest | None = None
+    passed: Seconds = 0.0
     leaving: bool = False
 
 

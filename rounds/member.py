@@ -12,7 +12,7 @@ from loguru import logger
 
 from cluster.choosing import choose
 from cluster.closing import closing, grace_seconds
-from cluster.pace import ROUNDS, least_steps, look_seconds, planned_steps, seconds_left
+from cluster.pace import ROUNDS, least_steps, look_seconds, seconds_left
 from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
 from node.cluster.amendments import AmendedSpec, KeptAmendments
@@ -211,27 +211,26 @@ class Member:
         )
 
     def train(self, round: int, others: "OtherMembers") -> SealedRound | None:
-        """As many inner steps as are planned, or as there is time for; None where those are too few to send."""
-        inner, rules, pulse = self.spec.inner, self.spec.cluster, self.pulse
-        planned = planned_steps(inner.steps, self.records, self.me, self.step_seconds)
+        """All inner steps, or as many as there is time for; None where those are too few to send."""
+        inner, rules, pulse, now = self.spec.inner, self.spec.cluster, self.pulse, self.time.now
         self.look_at_beats()
-        begun = self.presence.steps(round, self.me)
-        left = seconds_left(inner.steps, self.records, self.me, planned, begun, rules.beat_seconds)
-        pulse.round, pulse.step, pulse.phase = round, 0, "train"
-        training, began = self.work.training(round, self.pages(round), inner), self.time.now()
+        passed = self.presence.passed(round, self.me)
+        left = seconds_left(rules, inner.steps, self.records, self.me, passed, self.step_seconds)
+        until = now() + left if left is not None else inf
+        pulse.round, pulse.step, pulse.phase, pulse.began = round, 0, "train", now() - passed
+        training, began = self.work.training(round, self.pages(round), inner), now()
 
         def stopped() -> bool:
             pulse.step += 1
-            # Who begins late ends with the others: not at a step that would last longer than theirs.
-            after_next = (self.time.now() - began) * (pulse.step + 1) / pulse.step
-            return pulse.step >= planned or others.due() or (left is not None and after_next > left)
+            # Who has a limit ends before it: a step of a slow machine may last longer than the others wait.
+            return others.due() or now() + (now() - began) / pulse.step > until
 
         done = training.go_on(stopped)
         self.step_seconds = training.seconds / done if done else None
         training.end()
         pulse.phase = "send"
-        self._trained_at = self.time.now()
-        if done < least_steps(rules, planned if left is None else 1):
+        self._trained_at = now()
+        if done < (least_steps(rules, inner.steps) if left is None else 1):
             logger.warning("round {round}: {done} steps are too few to send anything", round=round, done=done)
             return None
         try:
@@ -435,7 +434,7 @@ class Member:
     def stand(self) -> None:
         """Tell others where we stand: at the start of a round, with this theta."""
         saved, pulse = self.state.saved, self.pulse
-        pulse.round, pulse.step, pulse.theta = saved.round, 0, saved.theta.hex()
+        pulse.round, pulse.step, pulse.theta, pulse.began = saved.round, 0, saved.theta.hex(), None
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""

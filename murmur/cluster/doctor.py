@@ -178,7 +178,7 @@ def pace(member: ExaminedMember) -> str | Advice:
     steps = member.spec.inner.steps
     ours = max(1, int(steps * theirs / plan.compute_seconds))
     return Advice(
-        f"{said}. The others do all inner steps in {duration(theirs)}: this machine plans about {ours} of "
+        f"{said}. The others do all inner steps in {duration(theirs)}: this machine does about {ours} of "
         f"{steps}, and the others do not wait for it",
         f"no action is needed. A faster machine contributes more. {BUSY}",
     )

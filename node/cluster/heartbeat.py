@@ -4,6 +4,7 @@ import secrets
 from contextlib import suppress
 
 from node.cluster.ledger import CALL_SECONDS, Ledger
+from node.telemetry.events import round_seconds
 from protocol.cluster import Beat
 from protocol.errors import StorageError
 
@@ -12,7 +13,8 @@ LEAVE_SECONDS = 2.0
 
 
 class Heartbeat:
-    """Writes one member's position again and again. The player of its rounds sets `round`, `step` and `phase`."""
+    """Writes one member's position again and again. The player of its rounds sets `round`, `step`, `phase` and
+    `began`."""
 
     def __init__(self, ledger: Ledger, name: str, beat_seconds: float, process: str = "") -> None:
         """process: 16 hexadecimal digits, unique among this member's processes; drawn if empty."""
@@ -24,6 +26,8 @@ class Heartbeat:
         self.round, self.step = 0, 0
         self.phase = "join"
         self.theta: str | None = None
+        self.began: float | None = None
+        """When members began the round's inner steps, by our clock; None before we begin them."""
 
     def start(self) -> None:
         self._ledger.time.start(self._go_on, "pulse")
@@ -60,6 +64,7 @@ class Heartbeat:
 
     def _write(self, timeout_seconds: float) -> None:
         self._count += 1
+        began, now = self.began, self._ledger.time.now()
         beat = Beat.model_validate(
             {
                 "name": self._name,
@@ -69,6 +74,7 @@ class Heartbeat:
                 "step": self.step,
                 "phase": self.phase,
                 "theta": self.theta,
+                "passed": round_seconds(now - began) if began is not None else 0.0,
                 "leaving": self._left,
             }
         )

@@ -1,4 +1,4 @@
-"""Who lives, when a round ends, whose updates it has, how many steps are planned: properties over drawn histories."""
+"""Who lives, when a round ends, whose updates it has, how long a member trains: properties over drawn histories."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cluster.choosing import choose
 from cluster.closing import closing, grace_seconds
-from cluster.pace import SPREAD, least_steps, planned_steps, seconds_left
+from cluster.pace import LATE, SPREAD, least_steps, seconds_left
 from cluster.presence import STUCK_SILENCES, Presence
 from protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
 from protocol.types import Digest, PeerId
@@ -19,15 +19,18 @@ def member(number: int) -> PeerId:
     return PeerId(bytes([number]) * 32)
 
 
-def beat(count: int, *, process: int = 1, phase: str = "train", leaving: bool = False) -> Beat:
+def beat(
+    count: int, *, process: int = 1, phase: str = "train", leaving: bool = False, round: int = 3, passed: float = 0.0
+) -> Beat:
     return Beat.model_validate(
         {
             "name": "lab",
             "process": f"{process:016x}",
             "count": count,
-            "round": 3,
+            "round": round,
             "step": 1,
             "phase": phase,
+            "passed": passed,
             "leaving": leaving,
         }
     )
@@ -187,39 +190,67 @@ def test_who_is_silent_for_an_hour_is_gone_once() -> None:
 # --- pace --------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_a_fifth_as_fast_plans_a_fifth_and_the_others_plan_all() -> None:
-    history = [record((member(1), 100, 60.0), (member(2), 100, 60.0), (member(3), 20, 60.0)) for _ in range(4)]
-    assert planned_steps(100, history, member(3)) == 20
-    assert planned_steps(100, history, member(1)) == 100
-    assert least_steps(RULES, 20) == 5
-    assert least_steps(RULES, 100) == 25
+ROWS = [(member(number), 20 if number == 3 else 100, 60.0) for number in (1, 2, 3, 4)]
+HISTORY = [record(*ROWS) for _ in range(4)]
+"""Each has sent for 3 s; the third is a fifth as fast."""
+CLAIMING = 3.0 + RULES.beat_seconds / 2
 
 
-def test_who_is_slower_or_late_ends_with_the_others_and_nobody_else_has_a_limit() -> None:
-    history = [record((member(1), 100, 60.0), (member(2), 100, 60.0), (member(3), 20, 60.0)) for _ in range(4)]
-    assert seconds_left(100, history, member(1), 100, [], 0.0) is None
-    assert seconds_left(100, history, member(1), 100, [3, 4, 5], 0.0) is None
-    assert seconds_left(100, [], member(1), 100, [50], 0.0) is None
-    assert seconds_left(100, history, member(3), 20, [0, 0], 0.0) == pytest.approx(60.0 / SPREAD)
-    assert seconds_left(100, history, member(9), 100, [40, 50, 60], 0.0) == pytest.approx(30.0 / SPREAD)
-    assert seconds_left(100, history, member(9), 100, [100, 100], 0.0) == 0.0
-    assert planned_steps(100, history, member(9), 3.0) == 20
+def test_who_is_slower_or_late_has_claimed_when_the_others_end_and_nobody_else_has_a_limit() -> None:
+    assert seconds_left(RULES, 100, HISTORY, member(1), 0.0) is None
+    assert seconds_left(RULES, 100, HISTORY, member(1), 60.0 * LATE) is None
+    assert seconds_left(RULES, 100, [], member(1), 30.0) is None
+    assert seconds_left(RULES, 100, HISTORY, member(3), 0.0) == pytest.approx(60.0 - CLAIMING)
+    assert seconds_left(RULES, 100, HISTORY, member(3), 20.0) == pytest.approx(40.0 - CLAIMING)
+    assert seconds_left(RULES, 100, HISTORY, member(1), 30.0) == pytest.approx(30.0 - CLAIMING)
+    assert seconds_left(RULES, 100, HISTORY, member(9), 30.0) == pytest.approx(30.0 - CLAIMING)
+    assert seconds_left(RULES, 100, HISTORY, member(9), 600.0) == 0.0
 
 
-def test_who_is_new_or_alone_plans_all_and_usual_spread_is_no_slowness() -> None:
-    assert planned_steps(30, [], member(1)) == 30
-    assert planned_steps(30, [record((member(1), 30, 60.0))], member(1)) == 30
+def test_a_member_that_no_record_names_knows_itself_by_its_last_step() -> None:
+    assert seconds_left(RULES, 100, HISTORY, member(9), 0.0) is None
+    assert seconds_left(RULES, 100, HISTORY, member(9), 0.0, step_seconds=0.6) is None
+    assert seconds_left(RULES, 100, HISTORY, member(9), 0.0, step_seconds=3.0) == pytest.approx(60.0 - CLAIMING)
+
+
+def test_who_is_new_or_alone_has_no_limit_and_usual_spread_is_no_slowness() -> None:
+    assert seconds_left(RULES, 30, [], member(1), 0.0) is None
+    assert seconds_left(RULES, 30, [record((member(1), 30, 60.0))], member(1), 50.0) is None
     history = [record((member(1), 30, 60.0), (member(2), 30, 60.0 * SPREAD))]
-    assert planned_steps(30, history, member(2)) == 30
+    assert seconds_left(RULES, 30, history, member(2), 0.0) is None
+
+
+def test_in_a_round_shorter_than_a_beat_a_slower_member_still_does_most_of_what_it_can() -> None:
+    history = [record((member(1), 100, 1.0), (member(2), 50, 1.0))]
+    assert seconds_left(RULES, 100, history, member(2), 0.0) == pytest.approx(1.0 - LATE)
 
 
 @given(
     st.integers(1, 200),
     st.lists(st.tuples(st.integers(1, 200), st.floats(0.01, 1e5)), min_size=2, max_size=6),
+    st.floats(0.0, 1e6),
 )
-def test_a_plan_is_never_empty_and_never_more_than_all(steps: int, rows: list[tuple[int, float]]) -> None:
-    history = [record(*((member(at + 1), min(done, steps), took) for at, (done, took) in enumerate(rows)))]
-    for at in range(len(rows)):
-        planned = planned_steps(steps, history, member(at + 1))
-        assert 1 <= planned <= steps
-        assert 1 <= least_steps(RULES, planned) <= planned
+def test_time_is_never_negative_and_never_longer_than_the_others_need(
+    steps: int, rows: list[tuple[int, float]], passed: float
+) -> None:
+    done = [(member(at + 1), min(made, steps), took) for at, (made, took) in enumerate(rows)]
+    for at, (peer, _, _) in enumerate(done):
+        left = seconds_left(RULES, steps, [record(*done)], peer, passed)
+        slowest = max(took * steps / made for other, (_, made, took) in enumerate(done) if other != at)
+        assert left is None or 0.0 <= left <= max(0.0, slowest - passed)
+    assert 1 <= least_steps(RULES, steps) <= steps
+
+
+def test_how_long_a_round_lasts_is_told_by_whoever_began_it_first() -> None:
+    presence = Presence(RULES)
+    seen = {
+        member(1): beat(1, passed=500.0),  # ours, of the process before
+        member(2): beat(1, passed=80.0),
+        member(3): beat(1, passed=120.0, phase="wait"),
+        member(4): beat(1, passed=700.0, round=2),
+        member(5): beat(1, passed=600.0, phase="apply"),
+        member(6): beat(1, passed=650.0, leaving=True),
+    }
+    presence.look(seen, 0.0)
+    assert presence.passed(3, member(1)) == 120.0
+    assert presence.passed(4, member(1)) == 0.0

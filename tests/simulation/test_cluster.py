@@ -179,10 +179,16 @@ def test_all_dead_at_once_go_on_where_the_records_end(watched: Watched) -> None:
 
 def test_while_the_store_is_away_nobody_is_silent_and_the_round_names_all(watched: Watched) -> None:
     cluster = watched.cluster
+
+    def die(machine: Machine, event: str, round: int) -> None:
+        if (event, round) == ("claimed", 2) and not cluster.store_dead:
+            cluster.store_dead = 1
+            watched.witness.fault("store dead", None, 1800.0)
+
+    watched.hook = die
     cluster.begin()
-    watched.play(lambda: any(event == "claimed" and round == 2 for _, event, round, _ in watched.events))
-    watched.witness.fault("store dead", None, 1800.0)
-    cluster.store_dead = 1
+    watched.play(lambda: bool(cluster.store_dead))
+    watched.hook = lambda machine, event, round: None
     cluster.clock.run(cluster.clock.now + 1800.0)
     assert len(watched.records()) == 2
     cluster.store_dead = 0
