@@ -26,12 +26,12 @@ def seconds_left(
     passed: float,
     step_seconds: float | None = None,
 ) -> float | None:
-    """Return the seconds that a slower member, or one that begins the round late, trains: the others see its claim when
-    they usually end their inner steps. Return None for any other member, which does all `steps` or ends when most have
-    claimed, and where no record tells the others' time.
+    """Return the seconds that a slower member, or one that begins the round late, trains: so long that the others see
+    its claim when they usually end their inner steps, but at most `LATE` of that time less than they. Return None for
+    any other member, which does all `steps` or ends when most have claimed, and where no record tells the others' time.
 
-    records: the newest last. passed: seconds since the others began. step_seconds: duration of our last step, for a
-    member that no record names."""
+    records: the newest last. passed: seconds since half of the others began. step_seconds: duration of our last step,
+    for a member that no record names."""
     updates = [update for record in records[-ROUNDS:] for update in record.updates]
     own, others = [u for u in updates if u.peer == me], [u for u in updates if u.peer != me]
     if not others:

@@ -79,11 +79,12 @@ class Presence:
         return {m for m, seen in self._seen.items() if seen.silent < silence and not seen.beat.leaving}
 
     def passed(self, round: int, but: PeerId) -> float:
-        """Return the seconds since members began the round's inner steps: the most that another living member says, as
-        some have begun later, and some beats are old. 0 if none has begun."""
+        """Return the seconds since half of the other living members began the round's inner steps; 0 before. One that
+        begins early makes nobody late: a round does not end before most have claimed."""
         beats = [self._seen[member].beat for member in self.living() - {but}]
         begun = [beat for beat in beats if beat.round == round and beat.phase in ("train", "send", "wait")]
-        return max((beat.passed for beat in begun), default=0.0)
+        passed = sorted([beat.passed for beat in begun] + [0.0] * (len(beats) - len(begun)))
+        return passed[(len(passed) - 1) // 2] if passed else 0.0
 
     def furthest(self) -> int:
         """Return the highest round of the members that run: that member holds the record of every round before."""

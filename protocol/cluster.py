@@ -164,8 +164,9 @@ def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
 class Beat(Table):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
     phase: its position; a member that joins or idles will not claim in the round. theta: what it holds at the start of
-    that round, as it says; what follows from the last record is named by nothing else. passed: seconds since members
-    began the round's inner steps, as far as it knows. leaving: it does not come back by itself."""
+    that round, as it says; what follows from the last record is named by nothing else. passed: seconds since it began
+    the round's inner steps, or, of a member that began late, since the others did; 0 where it does not know. leaving:
+    it does not come back by itself."""
 
     name: Annotated[str, Field(pattern=NAME)]
     process: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]

@@ -213,12 +213,13 @@ class Member:
     def train(self, round: int, others: "OtherMembers") -> SealedRound | None:
         """All inner steps, or as many as there is time for; None where those are too few to send."""
         inner, rules, pulse, now = self.spec.inner, self.spec.cluster, self.pulse, self.time.now
+        pulse.round, pulse.step, pulse.phase, pulse.began = round, 0, "train", None
+        training = self.work.training(round, self.pages(round), inner)
         self.look_at_beats()
-        passed = self.presence.passed(round, self.me)
+        began, passed = now(), self.presence.passed(round, self.me)
         left = seconds_left(rules, inner.steps, self.records, self.me, passed, self.step_seconds)
-        until = now() + left if left is not None else inf
-        pulse.round, pulse.step, pulse.phase, pulse.began = round, 0, "train", now() - passed
-        training, began = self.work.training(round, self.pages(round), inner), now()
+        until = began + left if left is not None else inf
+        pulse.began = began - (passed if left is not None else 0.0)
 
         def stopped() -> bool:
             pulse.step += 1
@@ -433,8 +434,7 @@ class Member:
 
     def stand(self) -> None:
         """Tell others where we stand: at the start of a round, with this theta."""
-        saved, pulse = self.state.saved, self.pulse
-        pulse.round, pulse.step, pulse.theta, pulse.began = saved.round, 0, saved.theta.hex(), None
+        self.pulse.stand(self.state.saved.round, self.state.saved.theta.hex())
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""

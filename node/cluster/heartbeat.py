@@ -27,10 +27,16 @@ class Heartbeat:
         self.phase = "join"
         self.theta: str | None = None
         self.began: float | None = None
-        """When members began the round's inner steps, by our clock; None before we begin them."""
+        """When the round's inner steps began, by our clock; None where we do not know."""
 
     def start(self) -> None:
         self._ledger.time.start(self._go_on, "pulse")
+
+    def stand(self, round: int, theta: str) -> None:
+        """Be at the start of this round, with this theta."""
+        if round != self.round:
+            self.began = None
+        self.round, self.step, self.theta = round, 0, theta
 
     def leave(self) -> None:
         """Write the last beat: the other members stop waiting for us. Write none if the one before it is stuck."""

@@ -241,16 +241,18 @@ def test_time_is_never_negative_and_never_longer_than_the_others_need(
     assert 1 <= least_steps(RULES, steps) <= steps
 
 
-def test_how_long_a_round_lasts_is_told_by_whoever_began_it_first() -> None:
+def test_how_long_a_round_lasts_is_told_by_half_of_the_others_and_by_no_single_one() -> None:
     presence = Presence(RULES)
-    seen = {
-        member(1): beat(1, passed=500.0),  # ours, of the process before
-        member(2): beat(1, passed=80.0),
-        member(3): beat(1, passed=120.0, phase="wait"),
-        member(4): beat(1, passed=700.0, round=2),
-        member(5): beat(1, passed=600.0, phase="apply"),
-        member(6): beat(1, passed=650.0, leaving=True),
-    }
-    presence.look(seen, 0.0)
-    assert presence.passed(3, member(1)) == 120.0
+    told = {member(1): beat(1, passed=500.0)}  # ours, of the process before
+    early = {**told, member(2): beat(1, passed=700.0)}
+    for number in (3, 4, 5):
+        early[member(number)] = beat(1, round=2, passed=600.0, phase="apply")
+    presence.look(early, 0.0)
+    assert presence.passed(3, member(1)) == 0.0
+    late = {**early, member(3): beat(2, passed=120.0, phase="wait"), member(4): beat(2, passed=110.0, phase="send")}
+    presence.look(late, 5.0)
+    assert presence.passed(3, member(1)) == 110.0
     assert presence.passed(4, member(1)) == 0.0
+    presence.look({**late, member(5): beat(2, passed=100.0, leaving=True)}, 10.0)
+    assert presence.passed(3, member(1)) == 120.0
+    assert Presence(RULES).passed(3, member(1)) == 0.0
