@@ -82,8 +82,10 @@ class Presence:
         """Return the seconds since half of the other living members began the round's inner steps; 0 before. One that
         begins early makes nobody late: a round does not end before most have claimed."""
         beats = [self._seen[member].beat for member in self.living() - {but}]
-        begun = [beat for beat in beats if beat.round == round and beat.phase in ("train", "send", "wait")]
-        passed = sorted([beat.passed for beat in begun] + [0.0] * (len(beats) - len(begun)))
+        # At our first look, all members that ever died seem to live.
+        near = [beat for beat in beats if round - 1 <= beat.round <= round]
+        begun = [beat for beat in near if beat.round == round and beat.phase in ("train", "send", "wait")]
+        passed = sorted([beat.passed for beat in begun] + [0.0] * (len(near) - len(begun)))
         return passed[(len(passed) - 1) // 2] if passed else 0.0
 
     def furthest(self) -> int:

@@ -247,6 +247,8 @@ def test_how_long_a_round_lasts_is_told_by_half_of_the_others_and_by_no_single_o
     early = {**told, member(2): beat(1, passed=700.0)}
     for number in (3, 4, 5):
         early[member(number)] = beat(1, round=2, passed=600.0, phase="apply")
+    for number in range(6, 30):  # died long ago
+        early[member(number)] = beat(1, round=1, passed=300.0)
     presence.look(early, 0.0)
     assert presence.passed(3, member(1)) == 0.0
     late = {**early, member(3): beat(2, passed=120.0, phase="wait"), member(4): beat(2, passed=110.0, phase="send")}
