@@ -1,6 +1,6 @@
 """`murmur cluster status`: read from the bucket by a holder of the token."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
@@ -11,6 +11,7 @@ from node.cluster.bootstrap import find_spec, open_shared
 from node.cluster.group_keys import Group, Token
 from node.cluster.ledger import Ledger, UnreadableRecord
 from protocol.cluster import Beat, ClusterTable, Record
+from protocol.messages import link_of
 from protocol.types import PeerId
 from storage.realtime import REAL
 
@@ -34,6 +35,7 @@ def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
     tell(f"waiting for each member's next beat, at most {now.spec.cluster.silent_seconds:.0f} s")
     beats, alive = living(ledger, now.spec.cluster)
     names = told_names(beats)
+    faults += differing(ledger, rounds, found.get(rounds - 1), {member: beats[member] for member in alive}, names)
     records = []
     for round, record in found.items():
         losses = [update.loss for update in record.updates if update.loss is not None]
@@ -69,6 +71,34 @@ def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
         "records": records,
         "faults": faults,
     }
+
+
+def differing(
+    ledger: Ledger, round: int, record: Record | None, beats: Mapping[PeerId, Beat], names: Mapping[str, str]
+) -> list[str]:
+    """Return in words which living members hold different thetas at the start of one round, and which claim in this
+    round on another record before it than the bucket shows. Raises StorageError."""
+    found, thetas = list[str](), defaultdict[int, dict[str, list[str]]](lambda: defaultdict(list))
+    for member, beat in sorted(beats.items()):
+        if beat.theta is not None:
+            thetas[beat.round][beat.theta].append(names[member.hex()])
+    for at, groups in sorted(thetas.items()):
+        if len(groups) > 1:
+            sides = "; ".join(", ".join(group) for group in sorted(groups.values(), key=len))
+            found.append(
+                f"members hold different thetas at the start of round {at}: {sides}. The fewer ones start over by "
+                "themselves; a machine that does so again and again computes wrongly: take it out"
+            )
+    if record is not None:
+        link = link_of(record.selection(ledger.run, round - 1)).hex()
+        claims = ledger.claims_of(round, sorted(beats))
+        others = [names[member.hex()] for member, claim in sorted(claims.items()) if claim.previous != link]
+        if others:
+            found.append(
+                f"round {round}: {', '.join(others)} go on from another record of round {round - 1} than the bucket "
+                "shows: the store has changed it, or shows several. Members follow what most of them claim"
+            )
+    return found
 
 
 def records_of(ledger: Ledger, rounds: Iterable[int], faults: list[str] | None = None) -> dict[int, Record]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -18,7 +19,8 @@ from node.cluster.bootstrap import Group, find_spec, open_shared
 from node.cluster.group_keys import Token, parse_token
 from node.cluster.ledger import Ledger
 from protocol import keys
-from protocol.cluster import Amendment, Beat, Contribution, Record
+from protocol.cluster import Amendment, Beat, Claim, Contribution, Record
+from protocol.messages import link_of
 from protocol.types import PeerId
 from storage.realtime import REAL
 from storage.s3 import S3Bucket
@@ -131,6 +133,45 @@ def test_members_that_live_are_counted_by_the_spec_in_force(
             one.clear(one.me)
     assert status == 0
     assert "others that live: 1" in found["run"]["detail"]
+
+
+def test_status_tells_who_holds_another_theta_and_who_goes_on_from_another_record(
+    token: Token, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket, run = open_shared(token), token.run_id
+    ledgers = [Ledger(bucket, run, Group(token.secret), PeerId(bytes([number]) * 32), REAL) for number in (1, 2, 3, 4)]
+    first = record_of(ledgers[0].me, steps=3)
+    link = link_of(first.selection(run, 0)).hex()
+    beats, stop = Counter[int](), Event()
+
+    def live() -> None:  # the fourth is dead: what it left counts for nothing
+        while not stop.wait(0.05):
+            for at, ledger in enumerate(ledgers[: 3 if beats[0] else 4]):
+                beats[at] += 1
+                theta = ("aa", "bb", "aa", "cc")[at] * 32
+                named = {"name": f"lab-{at}", "process": f"{at:016x}", "count": beats[at], "theta": theta}
+                ledger.beat(Beat.model_validate({**named, "round": 1, "step": 0, "phase": "train"}), 5)
+
+    beating = Thread(target=live)
+    try:
+        assert ledgers[0].create(0, first)
+        for ledger, previous in zip(ledgers, (link, link, "dd" * 32, "ee" * 32), strict=True):
+            said = {"theta": "aa" * 32, "previous": previous, "envelope": "55" * 32, "key": "66" * 32}
+            ledger.claim(1, Claim.model_validate({**said, "steps": 1, "seconds": 1.0}))
+        beating.start()
+        while not beats[0] > 1:
+            REAL.sleep(0.05)
+        assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
+        shown = capsys.readouterr().out
+    finally:
+        stop.set()
+        beating.join()
+        bucket.delete(keys.record(run, 0), timeout_seconds=10)
+        for ledger in ledgers:
+            bucket.delete(keys.claims(run, 1) + ledger.me.hex(), timeout_seconds=10)
+            ledger.clear(ledger.me)
+    assert "different thetas at the start of round 1: lab-1; lab-0, lab-2." in shown
+    assert "round 1: lab-2 go on from another record of round 0 than the bucket shows" in shown
 
 
 def test_status_tells_of_a_damaged_record_and_shows_the_rest(token: Token, capsys: pytest.CaptureFixture[str]) -> None:
