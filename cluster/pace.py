@@ -1,6 +1,6 @@
 """Plan how long a member trains, so that no other member waits for it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 from statistics import median
 
@@ -34,9 +34,9 @@ def seconds_left(
     for a member that no record names."""
     updates = [update for record in records[-ROUNDS:] for update in record.updates]
     own, others = [u for u in updates if u.peer == me], [u for u in updates if u.peer != me]
-    if not others:
+    usual = usual_seconds(others, steps)
+    if usual is None:
         return None
-    usual = median(whole_seconds(update, steps) for update in others)
     mine = [whole_seconds(update, steps) for update in own]
     mine = mine or ([step_seconds * steps] if step_seconds is not None else [])
     slower = bool(mine) and median(mine) > SPREAD * usual
@@ -45,6 +45,13 @@ def seconds_left(
     claiming = median(update.sending for update in own or others) + rules.beat_seconds / 2
     # Where claiming takes most of a round, it still trains for the rest.
     return max(0.0, usual - passed - min(claiming, LATE * usual))
+
+
+def usual_seconds(updates: Collection[Contribution], steps: int) -> float | None:
+    """Return the seconds in which these members do all steps: the median of the faster half, so that no fast machine
+    waits for slow ones. None if there are none."""
+    seconds = sorted(whole_seconds(update, steps) for update in updates)
+    return median(seconds[: (len(seconds) + 1) // 2]) if seconds else None
 
 
 def look_seconds(rules: ClusterTable, records: Sequence[Record]) -> float:

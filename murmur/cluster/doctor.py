@@ -5,9 +5,8 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 
-from cluster.pace import ROUNDS, SPREAD, whole_seconds
+from cluster.pace import ROUNDS, SPREAD, usual_seconds
 from murmur.cluster.status import living, records_of
 from murmur.doctor.examination import as_json, show
 from murmur.doctor.slow_checks import (
@@ -187,13 +186,9 @@ def pace(member: ExaminedMember) -> str | Advice:
 def others_seconds(member: ExaminedMember) -> float | None:
     """Return the seconds in which the others do all inner steps, by the last records; None where there are none."""
     newest = member.ledger.rounds()
-    found = [
-        whole_seconds(update, member.spec.inner.steps)
-        for record in records_of(member.ledger, range(max(0, newest - ROUNDS), newest)).values()
-        for update in record.updates
-        if update.peer != member.me
-    ]
-    return median(found) if found else None
+    records = records_of(member.ledger, range(max(0, newest - ROUNDS), newest)).values()
+    updates = [update for record in records for update in record.updates if update.peer != member.me]
+    return usual_seconds(updates, member.spec.inner.steps)
 
 
 CHECKS: Sequence[Check] = (
