@@ -14,7 +14,7 @@ from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import ConfigError
 from protocol.spec import fault_lines
 from protocol.types import Digest
-from storage.behaviour import STORES_THAT_CREATE_ONCE, creates_once
+from storage.behaviour import CREATES_NOT_ONCE, STORES_THAT_CREATE_ONCE, creates_once
 from storage.s3 import RangedBucket
 from training.shards import Shards
 
@@ -44,10 +44,7 @@ def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own
 def require_store(bucket: RangedBucket) -> None:
     """Raise ConfigError for a store without exclusive creation: it could hold two records of a round."""
     if not creates_once(bucket, timeout_seconds=TRIAL_SECONDS):
-        raise ConfigError(
-            "this store overwrites an object that exists (it ignores If-None-Match: *), so two members could "
-            f"close one round differently. Use another store: {STORES_THAT_CREATE_ONCE}"
-        )
+        raise ConfigError(f"{CREATES_NOT_ONCE}. Use another store: {STORES_THAT_CREATE_ONCE}")
 
 
 def put_up(

@@ -78,6 +78,10 @@ class ObjectTooLarge(StorageError):
         self.size_bytes = size_bytes
 
 
+class NotSupported(StorageError):
+    """The server does not take this kind of request: 400 or 501."""
+
+
 class AccessDenied(StorageError):
     """The credential is unknown or lacks the permission. `code` is the server's error code if it is one of the two that
     distinguish a wrong key from a missing permission."""

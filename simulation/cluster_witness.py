@@ -2,15 +2,17 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from statistics import fmean
 from typing import IO, Any
 
 from node.cluster.group_keys import Group
 from protocol import keys
 from protocol.cluster import parse_record
+from protocol.types import Digest
 from simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Cluster, Machine
 
 FIRST_ROUNDS = 2
@@ -18,10 +20,16 @@ FIRST_ROUNDS = 2
 USUAL_WAIT = 60.0
 """From a member's claim to the record, beyond the slowest one's training: looks, grace, and a payload on its way."""
 AFTERMATH_SECONDS = 60.0
-"""What a fault costs the others after it has ended: silence, time-outs, a payload that is sent again."""
+"""What a fault costs the others after it has ended: silence, time-outs, a payload that is sent again. One member's
+fault costs them no more than that after it has begun, too: then they give it up."""
 
 MAY_END = ("disk is full", "InUse: ")
 """Why a member may end by itself: its disk is full, or its process before has not quite ended."""
+MAY_BEND = ("store lies", "store loses", "store shows two")
+"""After these faults a member may leave its theta for a checkpoint: it saw another record than the others, or lost one.
+No fault that is drawn is among them: after those, it would have computed another theta."""
+MAY_DAMAGE = ("page damaged", "home damaged")
+"""After these faults a member may find its files damaged. Else it has saved, or made again, another theta."""
 
 
 @dataclass
@@ -33,9 +41,10 @@ class Result:
     members: int
     faults: int = 0
     disagreements: int = 0
-    """Members that held another theta at the start of a round than the first one that applied it."""
+    """Members that held another theta after a round than the first one that applied it, or could not go on from theirs
+    though nothing had damaged their disk and the store had shown them nothing wrong."""
     unexplained_waits: int = 0
-    """Rounds in which a claim waited for its record longer than usual, and no fault was near."""
+    """Rounds in which a claim waited for its record longer than usual and than the faults near it explain."""
     participation: float = 0.0
     """Of the members whose process lived through a whole round, the mean share that is in its record."""
     throughput: float = 0.0
@@ -71,9 +80,13 @@ class ClusterWitness:
         """By member: steps that reached theta in rounds in which nothing happened to it, and these rounds' seconds."""
         self.all_steps = 0
         self._trace, self._history = trace, sha256()
-        self._theta: dict[int, str] = {}
+        self._named: dict[int, str] = {}
+        self._held: dict[tuple[int, Digest], Digest] = {}
+        """By round and link: the theta that the first member held at its start."""
         self._first_claim: dict[int, float] = {}
         self._incidents: list[_Incident] = []
+        self._damaged: set[str] = set()
+        """Members whose disks were damaged: noticed at one of their next starts."""
         self._shares: list[float] = []
         self._began = 0.0
         """When the round began: when the one before was closed."""
@@ -88,6 +101,8 @@ class ClusterWitness:
         assert self.cluster is not None
         now = self.cluster.clock.now
         self.result.faults += 1
+        if machine is not None and kind in MAY_DAMAGE:
+            self._damaged.add(machine.name)
         self._incidents.append(_Incident(kind, machine.name if machine else None, now, now + seconds))
         self._write(machine.name if machine else "everybody", "fault", -1, {"kind": kind, "seconds": seconds})
 
@@ -105,11 +120,27 @@ class ClusterWitness:
             self._first_claim.setdefault(round, now)
         elif event == "update_returned":
             self.result.given_back += 1
-        elif event == "applied" and self._theta.setdefault(round, fields["theta"]) != fields["theta"]:
-            self.result.disagreements += 1
-            self.result.broken.append(f"round {round}: {machine.name} holds another theta")
+        elif event == "applied" and self._named.setdefault(round, fields["theta"]) != fields["theta"]:
+            self._disagrees(f"round {round}: {machine.name} holds another theta")
+        elif event == "diverged" and not self._near({machine.name, None}, now, MAY_BEND):
+            self._disagrees(f"round {round}: {machine.name} left its theta: {fields['why']}")
+        elif event == "damaged" and machine.name not in self._damaged:
+            self._disagrees(f"round {round}: {machine.name} finds its files damaged: {fields['lost']}")
+        if event in ("applied", "caught_up", "joined"):
+            self._look_at_theta(machine)
         if event in ("closed", "applied") and round == self.round:  # who created it may not have lived to tell
             self._closed(round, now)
+
+    def _look_at_theta(self, machine: Machine) -> None:
+        """What it holds itself: an event has the theta of a record, and a member applies no record of another one."""
+        assert machine.program is not None
+        saved = machine.program.state.saved
+        if self._held.setdefault((saved.round, saved.link), saved.theta) != saved.theta:
+            self._disagrees(f"round {saved.round}: {machine.name} begins with another theta")
+
+    def _disagrees(self, how: str) -> None:
+        self.result.disagreements += 1
+        self.result.broken.append(how)
 
     def _closed(self, round: int, now: float) -> None:
         cluster = self.cluster
@@ -139,21 +170,41 @@ class ClusterWitness:
             cluster.clock.stop()
 
     def _look_at_wait(self, round: int, now: float) -> None:
-        """The first claim waits for the slowest one's training and the usual, unless a fault was near."""
+        """The first claim waits for the slowest one's training, for the usual, and for what faults explain."""
         assert self.cluster is not None
         since = self._first_claim.pop(round, now)
         paces = [machine.pace for machine in self.cluster.machines]
         usual = USUAL_WAIT + INNER_SECONDS * 1.1 * (max(paces) - min(paces))
         if now - since <= usual:
             return
-        if not self._near({machine.name for machine in self.cluster.machines} | {None}, now):
+        explained = self._explained(since, now)
+        if now - since > usual + explained:
             self.result.unexplained_waits += 1
-            self.result.broken.append(f"round {round}: waited {now - since:.0f} s, and no fault was near")
+            how = f"waited {now - since:.0f} s: {usual:.0f} s are usual, and faults explain {explained:.0f} s"
+            self.result.broken.append(f"round {round}: {how}")
 
-    def _near(self, whom: set[str | None], now: float) -> bool:
-        """Whether something has happened to one of them (None: to everybody) in this round, or just before it."""
+    def _explained(self, since: float, now: float) -> float:
+        """Seconds of a wait in which faults held everybody up."""
+        ends = {time for one in self._incidents for time in (one.began, one.ended)}
+        times = {time for end in ends for time in (end, end + AFTERMATH_SECONDS) if since < time < now}
+        return sum(after - before for before, after in pairwise(sorted({since, *times, now})) if self._held_up(before))
+
+    def _held_up(self, at: float) -> bool:
+        """Whether the store failed, or half of those that others wait for had just gone or come back. A round needs
+        the claims of more than half of them, and nobody waits long for the rest."""
+        assert self.cluster is not None
+        near = [one for one in self._incidents if one.began <= at < one.ended + AFTERMATH_SECONDS]
+        just = {one.machine for one in near if at < one.began + AFTERMATH_SECONDS or at >= one.ended}
+        given_up = {one.machine for one in near} - just
+        waited_for = len(self.cluster.machines) - len(given_up)
+        return any(one.machine is None for one in near) or 2 * len(just) >= waited_for
+
+    def _near(self, whom: set[str | None], now: float, kinds: Collection[str] = ()) -> bool:
+        """Whether something has happened to one of them (None: to everybody) in this round, or just before it. kinds:
+        what counts; without any, everything does."""
         self._incidents = [one for one in self._incidents if one.ended + AFTERMATH_SECONDS > self._began]
-        return any(one.machine in whom and one.began < now for one in self._incidents)
+        near = [one for one in self._incidents if not kinds or one.kind in kinds]
+        return any(one.machine in whom and one.began < now for one in near)
 
     def finish(self) -> Result:
         result = self.result

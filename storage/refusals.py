@@ -14,6 +14,7 @@ from protocol.errors import (
     WRONG_SECRET,
     AccessDenied,
     BucketMissing,
+    NotSupported,
     ObjectMissing,
     ObjectReplaced,
     StorageError,
@@ -76,7 +77,8 @@ def _translated(verb: str, error: Exception) -> StorageError:
             return ObjectReplaced(f"{verb}: the object is another version by now")
         if status == 416:
             return ObjectReplaced(f"{verb}: the object is shorter than announced: it was replaced meanwhile")
-        return StorageError(f"{verb}: the server answered with status {int(status)}")
+        kind = NotSupported if status in (400, 501) else StorageError
+        return kind(f"{verb}: the server answered with status {int(status)}")
     if isinstance(error, DeadlinePassed):
         return StorageError(f"{verb}: out of time")
     if isinstance(error, TransportError):

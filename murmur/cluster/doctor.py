@@ -37,7 +37,7 @@ from protocol.cluster import ClusterSpec
 from protocol.errors import ConfigError
 from protocol.ports import Time
 from protocol.types import PeerId
-from storage.behaviour import STORES_THAT_CREATE_ONCE, creates_once
+from storage.behaviour import CREATES_NOT_ONCE, STORES_THAT_CREATE_ONCE, creates_once
 from storage.prefixed import PrefixedBucket
 from storage.realtime import REAL
 from storage.s3 import RangedBucket
@@ -134,11 +134,7 @@ def run(member: ExaminedMember) -> str | Advice:
 def once(member: ExaminedMember) -> str:
     """Check that the store can decide rounds: it creates an object only where there is none."""
     if not creates_once(member.own, timeout_seconds=STORE_SECONDS):
-        raise Fault(
-            "this store overwrites an object that exists (it ignores If-None-Match: *), so two members could "
-            "close one round differently",
-            STORE_FIX,
-        )
+        raise Fault(CREATES_NOT_ONCE, STORE_FIX)
     return "when several members create one object, one wins and the others learn it (If-None-Match: *)"
 
 

@@ -1,11 +1,15 @@
-"""kill -9 of one simulated member at any line of what it does."""
+"""kill -9 of one simulated member at any line of what it does, or at any call to the store."""
 
+import re
 import sys
 from types import FrameType
 from typing import Any
 
+from protocol import keys
 from simulation.clock import Killed
 from simulation.cluster import Cluster, Machine
+from simulation.cluster_witness import ClusterWitness
+from simulation.store import Call
 
 FILES = (
     "rounds/member.py",
@@ -18,6 +22,10 @@ FILES = (
     "node/state/store.py",
     "node/state/saved.py",
     "node/cluster/record_log.py",
+    "node/cluster/amendments.py",
+    "node/cluster/rejoin.py",
+    "rounds/mean.py",
+    "node/cluster/mean_parts.py",
 )
 
 
@@ -63,3 +71,39 @@ class LineKiller:
                 self.cluster.start_later(self.victim)
                 raise Killed
         return self._trace
+
+
+def deed(call: Call) -> str:
+    """What a call does, to a document of which round: `put claim 2`. `mean`: the pointer to a part of the mean."""
+    _, what, *rest = call.key.split("/")
+    if what == "payload" and (kind := re.search("/(mean)-|-(blocks)$", call.key)):
+        what = kind[1] or kind[2]
+    return f"{call.verb} {what}" + (f" {int(rest[0])}" if rest and len(rest[0]) == 8 else "")
+
+
+class CallKiller:
+    """Kills a member at one of its calls to the store in a round, and starts it again later. `at`: the number of the
+    call, or what it does (`deed`), or `after` and what the call before it did. Listings and beats do not count: beats
+    alone would be most of the calls. `victim`: None for the first member that makes the call. `killed`: which call that
+    was."""
+
+    def __init__(
+        self, cluster: Cluster, witness: ClusterWitness, victim: Machine | None, round: int, at: int | str
+    ) -> None:
+        self.cluster, self.witness, self.victim, self.round, self.at = cluster, witness, victim, round, at
+        self.killed: Call | None = None
+        self._calls, self._deeds = 0, dict[str, str]()
+        self._serve, cluster.store.before = cluster.store.before, self._before
+
+    def _before(self, call: Call) -> None:
+        counts = call.verb != "list" and not call.key.startswith(keys.beats(self.cluster.run))
+        suspects = self.cluster.machines if self.victim is None else [self.victim]
+        found = [machine for machine in suspects if machine.name == call.reader]
+        if found and counts and self.witness.round == self.round and self.killed is None:
+            self._calls += 1
+            before, self._deeds[call.reader] = self._deeds.get(call.reader), deed(call)
+            if self.at in (self._calls, deed(call), f"after {before}"):
+                self.killed, self.victim = call, found[0]
+                self.cluster.kill(self.victim)
+                self.cluster.start_later(self.victim)
+        self._serve(call)

@@ -8,6 +8,8 @@ import pytest
 
 from protocol import keys
 from protocol.cluster import encode_record
+from protocol.spec import Exchange
+from rounds.member import Member
 from simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, Machine
 from simulation.store import StoreBucket
 from tests.simulation.kills import LineKiller
@@ -34,9 +36,9 @@ class Times:
         return self.closed[round] - max(self.claimed[round, machine.name] for machine in machines)
 
 
-def assert_killed_at_lines(folder: Path, stride: int) -> Counter[str]:
+def assert_killed_at_lines(folder: Path, stride: int, exchange: Exchange = "sparse") -> Counter[str]:
     """One of three members is killed once a round, so many lines later each time, until a round has no more lines."""
-    watched = Watched(folder)
+    watched = Watched(folder, exchange=exchange)
     cluster = watched.cluster
     victim = max(cluster.machines, key=lambda machine: machine.pace)
     killer, line, done = LineKiller(cluster, victim, once=True), 1, False
@@ -84,6 +86,63 @@ def test_killed_at_every_line_of_a_round_a_member_costs_the_others_nothing(tmp_p
     killed = assert_killed_at_lines(tmp_path, 1)
     assert sum(killed.values()) > 250
     assert {"member.py", "contribution.py", "node_state.py", "ledger.py", "store.py", "redo_log.py"} <= killed.keys()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_killed_at_many_lines_of_an_int8_round_a_member_costs_the_others_nothing(tmp_path: Path) -> None:
+    killed = assert_killed_at_lines(tmp_path, 23, "int8")
+    assert sum(killed.values()) > 15
+    assert {"mean.py", "mean_parts.py"} <= killed.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_killed_at_every_line_of_an_int8_round_a_member_costs_the_others_nothing(tmp_path: Path) -> None:
+    killed = assert_killed_at_lines(tmp_path, 1, "int8")
+    assert sum(killed.values()) > 350
+    assert {"member.py", "mean.py", "mean_parts.py", "amendments.py", "ledger.py", "node_state.py"} <= killed.keys()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_killed_at_many_lines_while_it_begins_at_a_checkpoint_a_member_begins_again_from_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes new each time, and dies so many lines later, until its begin has no more lines."""
+    watched = Watched(tmp_path, exchange="int8")
+    cluster, victim = watched.cluster, watched.machine(3)
+    killer, line, killed, begin = LineKiller(cluster, victim, once=True), 1, Counter[str](), Member.begin
+
+    def armed(member: Member) -> None:
+        if member.me == victim.id and not killer.killed:
+            killer.arm(line)
+        begin(member)
+        killer.disarm()
+
+    def joined() -> bool:
+        return any(event[:2] == (victim.name, "joined") for event in watched.events[before:])
+
+    monkeypatch.setattr(Member, "begin", armed)
+    for machine in cluster.machines[:2]:
+        cluster.start(machine)
+    watched.witness.fault("killed", victim, 1e9)
+    watched.play(has_records(watched, 6))  # checkpoints are of every fourth round
+    while line == 1 or killer.killed:
+        killer.killed, before = "", len(watched.events)
+        cluster.start(victim)
+        watched.play(joined)
+        killed[killer.killed.rsplit("/", 1)[-1].partition(":")[0]] += 1
+        line += 10
+        cluster.kill(victim)
+        cluster.wipe(victim)
+    cluster.start(victim)
+    watched.play(has_records(watched, len(watched.records()) + 3))
+    cluster.close()
+    assert_one_history(watched)
+    assert sum(killed.values()) > 5
+    assert killed["rejoin.py"]
+    assert victim.id in watched.records()[-1].claims
+    survivors = [event[1] for event in watched.events if event[0] != victim.name]
+    assert not {"update_returned", "diverged", "interrupted"} & set(survivors)
 
 
 def test_a_member_of_a_fifth_of_the_speed_is_in_every_record_and_nobody_waits_for_it(tmp_path: Path) -> None:

@@ -145,6 +145,12 @@ def fails_with_200(code: str, *, done: bool) -> Action:
     return does
 
 
+def takes_no_condition(status: str, code: str) -> Action:
+    """A server that refuses a PutObject with If-None-Match, and takes one without."""
+    refused = refuses(status, code)
+    return lambda exchange: (refused if "if-none-match" in exchange.request.headers else Exchange.forward)(exchange)
+
+
 def redirects(to: str) -> Action:
     def does(exchange: Exchange) -> Response:
         for _ in exchange.body:

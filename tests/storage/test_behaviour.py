@@ -1,17 +1,30 @@
 """What trials of a store find out, over stores that do one thing differently; nothing of them stays."""
 
 import time
+from threading import Barrier
 
 import pytest
 
 from protocol import keys
 from protocol.errors import AccessDenied, StorageError
 from simulation.store import Faults
-from storage.behaviour import PART_BYTES, Speed, creates_once, speed, takes_parts_in_any_order, tells_versions_apart
+from storage.behaviour import (
+    PART_BYTES,
+    WRITERS,
+    Speed,
+    creates_once,
+    speed,
+    takes_parts_in_any_order,
+    tells_versions_apart,
+)
 from storage.dates import server_time
 from storage.realtime import RealTime
+from storage.s3 import S3Bucket, open_bucket
 from tests.fakes.bucket import Call, FakeBucket, FakeStore
+from tests.storage.faults import refuses, takes_no_condition
 from tests.storage.permissive import permissive
+from tests.storage.proxy import Action, Fault, Proxy
+from tests.storage.trials import Truth
 
 SECONDS = 5.0
 
@@ -117,3 +130,54 @@ def test_a_store_that_does_not_know_the_condition_is_found_out(store: FakeStore)
     store.bucket("own")
     bucket = Careless(store, "own", read_only=False, reader="owner")
     assert not creates_once(bucket, timeout_seconds=SECONDS)
+
+
+def test_a_store_that_looks_before_it_writes_is_found_out(store: FakeStore) -> None:
+    """It refuses what comes later. Of those that come at once each finds nothing there."""
+    racing = Barrier(WRITERS, timeout=SECONDS)
+
+    class Racy(FakeBucket):
+        def create(self, key: str, data: bytes, *, timeout_seconds: float) -> bool:
+            if self.head(key, timeout_seconds=timeout_seconds) is not None:
+                return False
+            racing.wait()
+            self.put(key, data, timeout_seconds=timeout_seconds)
+            return True
+
+    store.bucket("own")
+    bucket = Racy(store, "own", read_only=False, reader="owner")
+    assert not creates_once(bucket, timeout_seconds=SECONDS)
+    assert store.buckets["own"] == {}
+
+
+REFUSALS = [("400 Bad Request", "InvalidArgument"), ("501 Not Implemented", "NotImplemented")]
+
+
+@pytest.mark.parametrize(("status", "code"), REFUSALS)
+def test_a_store_that_refuses_the_condition_does_not_create_once(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, status: str, code: str
+) -> None:
+    proxy.faults.append(Fault(takes_no_condition(status, code), ("PutObject",)))
+    assert not creates_once(bucket, timeout_seconds=SECONDS)
+    assert truth.stands(keys.trial()) is None
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        *(refuses(*refusal) for refusal in REFUSALS),
+        takes_no_condition("500 Internal Server Error", "InternalError"),
+        takes_no_condition("503 Slow Down", "SlowDown"),
+    ],
+    ids=["400 to any put", "501 to any put", "500", "503"],
+)
+def test_a_store_that_fails_is_not_said_to_refuse_the_condition(proxy: Proxy, bucket: S3Bucket, does: Action) -> None:
+    proxy.faults.append(Fault(does, ("PutObject",)))
+    with pytest.raises(StorageError):
+        creates_once(bucket, timeout_seconds=SECONDS)
+
+
+def test_a_store_that_cannot_be_reached_is_not_said_to_refuse_the_condition() -> None:
+    nobody = open_bucket("http://127.0.0.1:9", "nobody", "access", "secret", local=True)
+    with pytest.raises(StorageError):
+        creates_once(nobody, timeout_seconds=0.5)

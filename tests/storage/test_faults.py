@@ -18,8 +18,8 @@ from storage import refusals, transport
 from storage.s3 import S3Bucket
 from tests.storage import faults
 from tests.storage.faults import SKEW, Forgets, InOrder
-from tests.storage.proxy import Action, Fault, Proxy, proxied
-from tests.storage.trials import OLD, SECONDS, VERBS, Trial, Truth, attempt
+from tests.storage.proxy import Action, Exchange, Fault, Proxy, proxied
+from tests.storage.trials import OLD, SECONDS, SMALL, VERBS, Trial, Truth, attempt, named
 
 RIGHT = None
 """It returns the right result, and what it was to write stands."""
@@ -54,17 +54,25 @@ class Row:
 
 COMPLETED = {f"{verb} at CompleteMultipartUpload": RIGHT for verb in ("put large", "put large file", "parts", "Upload")}
 """Whoever looks finds that the object stands, whatever the answer was."""
-WHOLE = dict.fromkeys(("get", "get all", "get at GetObject", "get all at GetObject", "download_to"), RIGHT)
+WHOLE = {name: RIGHT for verb in ("get", "get all", "create late") for name in (verb, f"{verb} at GetObject")} | {
+    "download_to": RIGHT
+}
 """They read the object in one go; download_to once more, from the beginning."""
+AT_MOST = {"get all": RIGHT, "create late": RIGHT}
+"""They do not know the size beforehand."""
+CREATED = {"create at PutObject": RIGHT}
+"""Whoever looks finds its own bytes there."""
 AGAIN = {"Upload": RIGHT}
 """It tries again whatever may pass. The first that it sends as a part is none, but asks how the store takes parts."""
+LOOKED = {"create late at PutObject": RIGHT}
+"""Another object stands there: `create` looks, whatever becomes of its own request."""
 
 TABLE = (
     # The connection.
-    Row("reset before the server hears of it", faults.resets_unheard, ALL),
-    Row("closed where the answer should begin", faults.closes_unheard, ALL),
+    Row("reset before the server hears of it", faults.resets_unheard, ALL, but=LOOKED),
+    Row("closed where the answer should begin", faults.closes_unheard, ALL, but=LOOKED),
     Row("closed after a good answer", faults.closes_afterwards, ALL, always=RIGHT),
-    Row("the answer lost", faults.loses_the_answer, ALL, but=COMPLETED),
+    Row("the answer lost", faults.loses_the_answer, ALL, but=COMPLETED | CREATED | LOOKED),
     Row("the answer never sent", faults.keeps_the_answer, ALL, waits=True),
     Row("an interim answer first", faults.continues_first, ALL, always=RIGHT),
     Row("the body broken off at once", faults.breaks_body(0, reset=False), BODIES, but=COMPLETED),
@@ -78,10 +86,15 @@ TABLE = (
     Row("the head comes byte by byte", faults.drips_head, ALL, once=StorageError, waits=True),
     Row("the request's body taken slowly", faults.takes_slowly, SENT, once=StorageError, waits=True),
     # Statuses.
-    Row("503 SlowDown", faults.refuses("503 Slow Down", "SlowDown"), ALL, times=3),
-    Row("503 and Retry-After", faults.refuses("503 Slow Down", "SlowDown", retry_after="3600"), ALL),
-    Row("503 and closed before the request was read", faults.refuses_unread("503 Slow Down", "SlowDown"), ALL),
-    Row("500 InternalError", faults.refuses("500 Internal Server Error", "InternalError"), ALL),
+    Row("503 SlowDown", faults.refuses("503 Slow Down", "SlowDown"), ALL, but=LOOKED, times=3),
+    Row("503 and Retry-After", faults.refuses("503 Slow Down", "SlowDown", retry_after="3600"), ALL, but=LOOKED),
+    Row(
+        "503 and closed before the request was read",
+        faults.refuses_unread("503 Slow Down", "SlowDown"),
+        ALL,
+        but=LOOKED,
+    ),
+    Row("500 InternalError", faults.refuses("500 Internal Server Error", "InternalError"), ALL, but=LOOKED),
     Row("200 with an error, nothing done", faults.fails_with_200("InternalError", done=False), DOCUMENTS),
     Row("200 with an error, but done", faults.fails_with_200("InternalError", done=True), DOCUMENTS, but=COMPLETED),
     Row(
@@ -90,7 +103,7 @@ TABLE = (
         ("AbortMultipartUpload",),
         always=RIGHT,
     ),
-    Row("307", faults.redirects("http://127.0.0.1:9"), ALL, once=StorageError),
+    Row("307", faults.redirects("http://127.0.0.1:9"), ALL, once=StorageError, but=LOOKED),
     Row("the clocks differ", faults.refuses("403 Forbidden", "RequestTimeTooSkewed"), ALL, AccessDenied, AccessDenied),
     Row("the server's Date is 20 minutes off", faults.dated(SKEW), ALL, always=RIGHT),
     # What the answer says.
@@ -99,8 +112,14 @@ TABLE = (
     Row("another ETag of a part", faults.saying(etag='"beef"'), ("UploadPart",), once=StorageError, but=AGAIN),
     Row("another ETag of a range", faults.saying(etag='"beef"'), ("GetObject",), once=StorageError, but=WHOLE),
     Row("no Content-Length", faults.without("content-length"), ("GetObject", "HeadObject"), once=StorageError),
-    Row("a larger Content-Length", faults.miscounts(1000), READ, StorageError, but={"get all": RIGHT}, blind=("head",)),
-    Row("a smaller Content-Length", faults.miscounts(-1000), READ, once=StorageError, blind=("head", "get all")),
+    Row("a larger Content-Length", faults.miscounts(1000), READ, StorageError, but=AT_MOST, blind=("head",)),
+    Row(
+        "a smaller Content-Length",
+        faults.miscounts(-1000),
+        READ,
+        once=StorageError,
+        blind=("head", "get all", "create late"),
+    ),
     Row("gzip", faults.compresses, READ, once=StorageError),
     Row("half a document", faults.truncates(0.5), DOCUMENTS, but=COMPLETED),
     Row("an empty document", faults.truncates(0), DOCUMENTS, once=StorageError, but=COMPLETED | AGAIN),
@@ -165,6 +184,64 @@ def test_a_fault_costs_no_more_than_an_error(
 
 def trial(truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, folder: Path, seconds: float = SECONDS) -> Trial:
     return Trial(truth, proxy, bucket, key, folder, seconds, transport.READ_SECONDS)
+
+
+# --- creation: what stands decides, whatever the answer was ----------------------------------------------------------
+
+UNHEARD = faults.resets_unheard
+CONFLICT = faults.refuses("409 Conflict", "ConditionalRequestConflict")
+REFUSED = faults.refuses("412 Precondition Failed", "PreconditionFailed")
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        faults.loses_the_answer,
+        faults.does_and_refuses("409 Conflict", "ConditionalRequestConflict"),
+        faults.does_and_refuses("412 Precondition Failed", "PreconditionFailed"),
+        faults.does_and_refuses("500 Internal Server Error", "InternalError"),
+    ],
+    ids=["no answer", "409", "412", "500"],
+)
+def test_who_finds_its_own_bytes_there_has_created_them(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path, does: Action
+) -> None:
+    for times in (1, None):
+        proxy.faults.append(Fault(does, ("PutObject",), times=times))
+        proxy.restart()
+        assert attempt(trial(truth, proxy, bucket, key, tmp_path), VERBS["create"]) is None
+        assert named(truth.stands(key)) == named(SMALL)
+
+
+@pytest.mark.parametrize("does", [UNHEARD, CONFLICT, REFUSED], ids=["not heard of", "409", "412"])
+def test_nothing_was_created_where_nothing_stands(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path, does: Action
+) -> None:
+    proxy.faults.append(Fault(does, ("PutObject",)))
+    assert attempt(trial(truth, proxy, bucket, key, tmp_path), VERBS["create"]) is not None
+    assert truth.stands(key) is None
+
+
+@pytest.mark.parametrize(
+    "does",
+    [Exchange.forward, UNHEARD, faults.loses_the_answer, CONFLICT, REFUSED],
+    ids=["the store's own 412", "not heard of", "no answer", "409", "412"],
+)
+def test_another_object_that_stands_stays_and_is_not_ours(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path, does: Action
+) -> None:
+    proxy.faults.append(Fault(does, ("PutObject",)))
+    assert attempt(trial(truth, proxy, bucket, key, tmp_path), VERBS["create late"]) is None
+    assert named(truth.stands(key)) == named(OLD)
+
+
+@pytest.mark.parametrize("then", [UNHEARD, faults.loses_the_answer], ids=["not heard of", "no answer"])
+def test_who_is_overtaken_while_it_creates_is_told_so(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, then: Action
+) -> None:
+    proxy.faults.append(Fault(faults.after(lambda: truth.put(key, OLD), then), ("PutObject",), times=1))
+    assert not bucket.create(key, SMALL, timeout_seconds=SECONDS)
+    assert named(truth.stands(key)) == named(OLD)
 
 
 # --- what takes more than one request to go wrong --------------------------------------------------------------------

@@ -99,12 +99,13 @@ class Trial:
 class Verb:
     """Something to ask of a Bucket. `does` fails (AssertionError) when it returned anything but the right bytes.
     `operations`: S3's, without which it cannot be done. `writes`: what stands when it has returned. `begun`: an upload
-    to the key that somebody began, and that it ends."""
+    to the key that somebody began, and that it ends. `before`: what stands at first."""
 
     does: Callable[[Trial], None]
     operations: tuple[str, ...]
     writes: bytes | None = OLD
     begun: bool = False
+    before: bytes | None = OLD
 
 
 def attempt(trial: Trial, verb: Verb) -> StorageError | None:
@@ -115,7 +116,10 @@ def attempt(trial: Trial, verb: Verb) -> StorageError | None:
     - no unfinished upload is left that could have been ended;
     - the bucket's connections are none the worse.
     """
-    trial.truth.put(trial.key, OLD)
+    if verb.before is None:
+        trial.truth.delete(trial.key)
+    else:
+        trial.truth.put(trial.key, verb.before)
     if verb.begun:
         trial.truth.begin(trial.key)
     raised = None
@@ -127,7 +131,7 @@ def attempt(trial: Trial, verb: Verb) -> StorageError | None:
     took = time.monotonic() - began
     assert took < trial.seconds + trial.read_seconds + SLACK_SECONDS
     stands = trial.truth.stands(trial.key)
-    assert named(stands) in {named(verb.writes), *([named(OLD)] if raised else [])}
+    assert named(stands) in {named(verb.writes), *([named(verb.before)] if raised else [])}
     if verb.begun or "CreateMultipartUpload" in verb.operations:
         _require_ended(trial, verb.begun and raised is not None, late=took > trial.seconds - 0.1)
     trial.proxy.faults.clear()
@@ -206,6 +210,14 @@ def _put_large_file(trial: Trial) -> None:
     trial.bucket.put(trial.key, trial.folder / "large", timeout_seconds=trial.seconds)
 
 
+def _create(trial: Trial) -> None:
+    assert trial.bucket.create(trial.key, SMALL, timeout_seconds=trial.seconds)
+
+
+def _create_late(trial: Trial) -> None:
+    assert not trial.bucket.create(trial.key, SMALL, timeout_seconds=trial.seconds)
+
+
 def _parts(trial: Trial) -> None:
     until = time.monotonic() + trial.seconds
     upload = trial.bucket.begin(trial.key, timeout_seconds=trial.seconds)
@@ -253,6 +265,8 @@ VERBS = {
     "list": Verb(_list, ("ListObjectsV2",)),
     "put": Verb(_put, ("PutObject",), SMALL),
     "put file": Verb(_put_file, ("PutObject",), SMALL),
+    "create": Verb(_create, ("PutObject",), SMALL, before=None),
+    "create late": Verb(_create_late, ("PutObject", "GetObject")),
     "put large": Verb(_put_large, _IN_PARTS, LARGE),
     "put large file": Verb(_put_large_file, _IN_PARTS, LARGE),
     "parts": Verb(_parts, _IN_PARTS, LARGE),

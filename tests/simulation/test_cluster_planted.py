@@ -1,0 +1,127 @@
+"""Bugs that are planted in a cluster on purpose: its witness has to find them, though the cluster bears them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.presence import Presence
+from node.fetch.opening import Opened
+from node.state.node_state import NodeState
+from node.state.redo_log import RedoLog
+from protocol.types import Digest
+from simulation.cluster_faults import play
+from tests.simulation.test_cluster import Watched, has_records
+
+WRONG = "member-1"
+ROUNDS = 6
+
+
+def plant_a_dropped_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member leaves one of the record's updates out, in one round."""
+    real = NodeState.step
+
+    def step(self: NodeState, round: int, outer: Any, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
+        real(self, round, outer, theta, link, opened[1:] if is_wrong(self) and round == 2 else opened)
+
+    monkeypatch.setattr(NodeState, "step", step)
+
+
+def plant_a_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value of one member's theta is off after one outer step."""
+    real = NodeState.step
+
+    def step(self: NodeState, round: int, *words: Any) -> None:
+        real(self, round, *words)
+        if is_wrong(self) and round == 2:
+            next(iter(self.replica.theta.values())).view(-1)[0] += 1.0
+
+    monkeypatch.setattr(NodeState, "step", step)
+
+
+def plant_a_wrong_redo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member leaves an update out when it replays a round after a start."""
+    real = RedoLog.updates
+
+    def updates(self: RedoLog, *words: Any) -> Any:
+        found = real(self, *words)
+        return found[1:] if WRONG in self.folder.parts else found
+
+    monkeypatch.setattr(RedoLog, "updates", updates)
+
+
+def is_wrong(state: NodeState) -> bool:
+    return WRONG in state.store.folder.parts
+
+
+def restarted(folder: Path) -> Watched:
+    """A short run in which every member is killed once, and starts again."""
+    watched = Watched(folder)
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 3))
+    for machine in cluster.machines:
+        cluster.kill(machine)
+        cluster.start(machine)
+    watched.play(has_records(watched, ROUNDS))
+    cluster.close()
+    return watched
+
+
+@pytest.mark.parametrize("plant", [plant_a_dropped_payload, plant_a_wrong_value])
+def test_a_member_that_computes_another_theta_and_heals_is_a_disagreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Any
+) -> None:
+    plant(monkeypatch)
+    result = play(tmp_path, 1, 3, ROUNDS, 0.0).result
+    assert result.rounds == ROUNDS
+    assert result.disagreements > 1  # the theta itself, and that it was left
+    assert any(WRONG in line for line in result.broken)
+
+
+def test_another_theta_after_the_last_record_is_a_disagreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record says so any more, and nobody leaves it."""
+    plant_a_wrong_value(monkeypatch)
+    watched = Watched(tmp_path)
+    watched.cluster.begin()
+    watched.play(lambda: sum(event[1:3] == ("applied", 2) for event in watched.events) == 3)
+    watched.cluster.close()
+    assert len(watched.records()) == 3
+    assert watched.witness.result.disagreements > 0
+
+
+def test_a_member_that_redoes_a_round_wrongly_is_a_disagreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_a_wrong_redo(monkeypatch)
+    assert restarted(tmp_path).witness.result.disagreements > 0
+
+
+def test_without_a_bug_nobody_disagrees(tmp_path: Path) -> None:
+    result = play(tmp_path / "calm", 1, 3, ROUNDS, 0.0).result
+    assert (result.disagreements, result.broken) == (0, [])
+    result = restarted(tmp_path / "restarted").witness.result
+    assert (result.disagreements, result.broken) == (0, [])
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_a_dead_member_that_is_waited_for_is_an_unexplained_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    """Its death is announced, and explains the time until it is given up; not the whole hour."""
+    if planted:
+        monkeypatch.setattr(Presence, "living", lambda self: set(self._seen))
+    watched = Watched(tmp_path, members=2)
+    cluster, victim = watched.cluster, watched.machine(2)
+    cluster.begin()
+    watched.play(has_records(watched, 3))
+    watched.witness.fault("killed", victim, 3600.0)
+    cluster.kill(victim)
+    cluster.clock.run(cluster.clock.now + 3600.0)
+    cluster.start(victim)
+    watched.play(has_records(watched, len(watched.records()) + 3))
+    cluster.close()
+    result = watched.witness.result
+    assert bool(result.unexplained_waits) == planted
+    assert bool(result.broken) == planted
