@@ -65,8 +65,8 @@ CREATIONS = 4
 STORES_THAT_CREATE_ONCE = "AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, Ceph"
 """The first two document it; the others were tried."""
 CREATES_NOT_ONCE = (
-    "this store overwrites an object that exists, or refuses the condition (If-None-Match: *), so two members could close "
-    "one round differently"
+    "this store overwrites an object that exists, or refuses the condition (If-None-Match: *), so two members could "
+    "close one round differently"
 )
 """What is wrong with a store for which `creates_once` is false."""
 
