@@ -1,5 +1,6 @@
 """Plan how long a member trains, so that no other member waits for it."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from math import ceil
 from statistics import median
@@ -27,10 +28,11 @@ def seconds_left(
     step_seconds: float | None = None,
 ) -> float | None:
     """Return the seconds that a slower member, or one that begins the round late, trains: so long that the others see
-    its claim when they usually end their inner steps, but at most `LATE` of that time less than they. Return None for
-    any other member, which does all `steps` or ends when most have claimed, and where no record tells the others' time.
+    its claim when the faster half of them usually end their inner steps, but at most `LATE` of that time less than
+    they. Return None for any other member, which does all `steps` or ends when most have claimed, and where no record
+    tells the others' time.
 
-    records: the newest last. passed: seconds since half of the others began. step_seconds: duration of our last step,
+    records: the newest last. passed: seconds since most of the others began. step_seconds: duration of our last step,
     for a member that no record names."""
     updates = [update for record in records[-ROUNDS:] for update in record.updates]
     own, others = [u for u in updates if u.peer == me], [u for u in updates if u.peer != me]
@@ -48,10 +50,13 @@ def seconds_left(
 
 
 def usual_seconds(updates: Collection[Contribution], steps: int) -> float | None:
-    """Return the seconds in which these members do all steps: the median of the faster half, so that no fast machine
-    waits for slow ones. None if there are none."""
-    seconds = sorted(whole_seconds(update, steps) for update in updates)
-    return median(seconds[: (len(seconds) + 1) // 2]) if seconds else None
+    """Return the seconds in which the faster half of these members do all steps: the median of their medians, so that
+    fast machines do not wait for a slow majority. None if there are none."""
+    seconds: dict[PeerId, list[float]] = defaultdict(list)
+    for update in updates:
+        seconds[update.peer].append(whole_seconds(update, steps))
+    usual = sorted(map(median, seconds.values()))
+    return median(usual[: (len(usual) + 1) // 2]) if usual else None
 
 
 def look_seconds(rules: ClusterTable, records: Sequence[Record]) -> float:

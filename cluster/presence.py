@@ -79,8 +79,8 @@ class Presence:
         return {m for m, seen in self._seen.items() if seen.silent < silence and not seen.beat.leaving}
 
     def passed(self, round: int, but: PeerId) -> float:
-        """Return the seconds since half of the other living members began the round's inner steps; 0 before. One that
-        begins early makes nobody late: a round does not end before most have claimed."""
+        """Return the seconds since most of the other living members began the round's inner steps; 0 before. Of three
+        or more, one that begins early makes nobody late: a round does not end before most have claimed."""
         beats = [self._seen[member].beat for member in self.living() - {but}]
         # At our first look, all members that ever died seem to live.
         near = [beat for beat in beats if round - 1 <= beat.round <= round]

@@ -84,7 +84,11 @@ def creates_once(bucket: Bucket, *, timeout_seconds: float) -> bool:
                     return False
             except NotSupported:
                 bucket.put(key, b"plain", timeout_seconds=timeout_seconds)  # raises where the store refuses any put
-                return False
+                bucket.delete(key, timeout_seconds=timeout_seconds)
+                try:
+                    bucket.create(key, b"again", timeout_seconds=timeout_seconds)
+                except NotSupported:
+                    return False
     return True
 
 

@@ -86,8 +86,9 @@ def differing(
         if len(groups) > 1:
             sides = "; ".join(", ".join(group) for group in sorted(groups.values(), key=len))
             found.append(
-                f"members hold different thetas at the start of round {at}: {sides}. The fewer ones start over by "
-                "themselves; a machine that does so again and again computes wrongly: take it out"
+                f"members hold different thetas at the start of round {at}: {sides}. Those that the next "
+                "record does not follow start over by themselves; a machine that does so again and again computes "
+                "wrongly: take it out"
             )
     if record is not None:
         link = link_of(record.selection(ledger.run, round - 1)).hex()

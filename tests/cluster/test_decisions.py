@@ -220,6 +220,16 @@ def test_who_is_new_or_alone_has_no_limit_and_usual_spread_is_no_slowness() -> N
     assert seconds_left(RULES, 30, history, member(2), 0.0) is None
 
 
+def test_a_limit_comes_from_the_faster_half_of_the_members_and_not_from_their_faster_rounds() -> None:
+    slow = [(member(number), 20, 60.0) for number in (3, 4, 5)]
+    history = [record((member(1), 100, 60.0), (member(2), 100, 60.0), *slow, (member(6), 20, 60.0))] * 4
+    assert seconds_left(RULES, 100, history, member(6), 0.0) == pytest.approx(60.0 - CLAIMING)
+    assert seconds_left(RULES, 100, history, member(1), 0.0) is None
+    varied = [record((member(1), 100, seconds), (member(2), 100, 100.0)) for seconds in (80.0, 100.0, 100.0, 120.0)]
+    assert seconds_left(RULES, 100, varied, member(2), 0.0) is None
+    assert seconds_left(RULES, 100, varied, member(1), 50.0) == pytest.approx(50.0 - CLAIMING)
+
+
 def test_in_a_round_shorter_than_a_beat_a_slower_member_still_does_most_of_what_it_can() -> None:
     history = [record((member(1), 100, 1.0), (member(2), 50, 1.0))]
     assert seconds_left(RULES, 100, history, member(2), 0.0) == pytest.approx(1.0 - LATE)

@@ -17,8 +17,8 @@ from protocol.cluster import Beat
 from protocol.errors import StorageError
 
 BEAT_SECONDS, SILENT_SECONDS = 0.5, 40.0
-LEAVES_SECONDS = 3.0
-"""From its end's cause to its last beat: a step, and what that beat may take."""
+LEAVES_SECONDS = 15.0
+"""From its end's cause to its last beat, on a busy machine. Its silence would take longer."""
 STEPS = 40
 LISTEN = "0A"
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ go_on, cause = Training.go_on, sys.argv.pop(1)
 
 def until_the_cause(training, stopped):
     def fails():
-        time.sleep(0.1)
+        time.sleep(0.3)
         if os.path.exists(cause):
             raise RuntimeError("out of memory")
         return stopped()
