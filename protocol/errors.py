@@ -9,6 +9,7 @@ MurmurError
 │   │   └── BucketMissing   nor is the bucket: a wrong name or endpoint
 │   ├── ObjectReplaced   another version than the one that was being read; read it from its beginning
 │   ├── ObjectTooLarge   the size differs from the one known beforehand; nothing was read
+│   ├── NotSupported     400/501: the server does not take this kind of request
 │   └── AccessDenied     401/403/405: the credential is wrong or may not do this
 ├── InvalidSubmission    a peer's bytes break a rule; becomes a Rejection with this reason, never unwinds our loop
 ├── InvalidMessage       bytes from the chain or a bucket are not the canonical message expected there

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import pairwise
 from statistics import fmean
 from typing import IO, Any
 
@@ -20,8 +19,7 @@ FIRST_ROUNDS = 2
 USUAL_WAIT = 60.0
 """From a member's claim to the record, beyond the slowest one's training: looks, grace, and a payload on its way."""
 AFTERMATH_SECONDS = 60.0
-"""What a fault costs the others after it has ended: silence, time-outs, a payload that is sent again. One member's
-fault costs them no more than that after it has begun, too: then they give it up."""
+"""What a fault costs the others after it has ended: silence, time-outs, a payload that is sent again."""
 
 MAY_END = ("disk is full", "InUse: ")
 """Why a member may end by itself: its disk is full, or its process before has not quite ended."""
@@ -44,7 +42,7 @@ class Result:
     """Members that held another theta after a round than the first one that applied it, or could not go on from theirs
     though nothing had damaged their disk and the store had shown them nothing wrong."""
     unexplained_waits: int = 0
-    """Rounds in which a claim waited for its record longer than usual and than the faults near it explain."""
+    """Rounds in which a claim waited for its record longer than usual, and no fault was near."""
     participation: float = 0.0
     """Of the members whose process lived through a whole round, the mean share that is in its record."""
     throughput: float = 0.0
@@ -170,34 +168,16 @@ class ClusterWitness:
             cluster.clock.stop()
 
     def _look_at_wait(self, round: int, now: float) -> None:
-        """The first claim waits for the slowest one's training, for the usual, and for what faults explain."""
+        """The first claim waits for the slowest one's training and the usual, unless a fault was near."""
         assert self.cluster is not None
         since = self._first_claim.pop(round, now)
         paces = [machine.pace for machine in self.cluster.machines]
         usual = USUAL_WAIT + INNER_SECONDS * 1.1 * (max(paces) - min(paces))
         if now - since <= usual:
             return
-        explained = self._explained(since, now)
-        if now - since > usual + explained:
+        if not self._near({machine.name for machine in self.cluster.machines} | {None}, now):
             self.result.unexplained_waits += 1
-            how = f"waited {now - since:.0f} s: {usual:.0f} s are usual, and faults explain {explained:.0f} s"
-            self.result.broken.append(f"round {round}: {how}")
-
-    def _explained(self, since: float, now: float) -> float:
-        """Seconds of a wait in which faults held everybody up."""
-        ends = {time for one in self._incidents for time in (one.began, one.ended)}
-        times = {time for end in ends for time in (end, end + AFTERMATH_SECONDS) if since < time < now}
-        return sum(after - before for before, after in pairwise(sorted({since, *times, now})) if self._held_up(before))
-
-    def _held_up(self, at: float) -> bool:
-        """Whether the store failed, or half of those that others wait for had just gone or come back. A round needs
-        the claims of more than half of them, and nobody waits long for the rest."""
-        assert self.cluster is not None
-        near = [one for one in self._incidents if one.began <= at < one.ended + AFTERMATH_SECONDS]
-        just = {one.machine for one in near if at < one.began + AFTERMATH_SECONDS or at >= one.ended}
-        given_up = {one.machine for one in near} - just
-        waited_for = len(self.cluster.machines) - len(given_up)
-        return any(one.machine is None for one in near) or 2 * len(just) >= waited_for
+            self.result.broken.append(f"round {round}: waited {now - since:.0f} s, and no fault was near")
 
     def _near(self, whom: set[str | None], now: float, kinds: Collection[str] = ()) -> bool:
         """Whether something has happened to one of them (None: to everybody) in this round, or just before it. kinds:

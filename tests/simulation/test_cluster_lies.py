@@ -223,7 +223,7 @@ def assert_all_are_back(lied: Lied) -> None:
         assert machine.id in records[last].claims
         assert lied.held.where[machine.name][0] >= last
     assert [why for why in ended(lied.watched) if "store" not in why and "bucket" not in why] == []
-    assert set(lied.liar.told) == {*KINDS, STALE, WON}
+    assert {*KINDS, STALE} <= set(lied.liar.told) <= {*KINDS, STALE, WON}  # not every run has a race for a record
     assert min(lied.liar.told[kind] for kind in KINDS) > 20
 
 

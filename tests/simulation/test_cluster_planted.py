@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cluster.presence import Presence
 from node.fetch.opening import Opened
 from node.state.node_state import NodeState
 from node.state.redo_log import RedoLog
@@ -103,25 +102,3 @@ def test_without_a_bug_nobody_disagrees(tmp_path: Path) -> None:
     assert (result.disagreements, result.broken) == (0, [])
     result = restarted(tmp_path / "restarted").witness.result
     assert (result.disagreements, result.broken) == (0, [])
-
-
-@pytest.mark.parametrize("planted", [True, False])
-def test_a_dead_member_that_is_waited_for_is_an_unexplained_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
-) -> None:
-    """Its death is announced, and explains the time until it is given up; not the whole hour."""
-    if planted:
-        monkeypatch.setattr(Presence, "living", lambda self: set(self._seen))
-    watched = Watched(tmp_path, members=2)
-    cluster, victim = watched.cluster, watched.machine(2)
-    cluster.begin()
-    watched.play(has_records(watched, 3))
-    watched.witness.fault("killed", victim, 3600.0)
-    cluster.kill(victim)
-    cluster.clock.run(cluster.clock.now + 3600.0)
-    cluster.start(victim)
-    watched.play(has_records(watched, len(watched.records()) + 3))
-    cluster.close()
-    result = watched.witness.result
-    assert bool(result.unexplained_waits) == planted
-    assert bool(result.broken) == planted
