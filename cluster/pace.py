@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from math import ceil
+from math import ceil, inf
 from statistics import median
 
 from protocol.cluster import ClusterTable, Contribution, Record
@@ -57,6 +57,12 @@ def usual_seconds(updates: Collection[Contribution], steps: int) -> float | None
         seconds[update.peer].append(whole_seconds(update, steps))
     usual = sorted(map(median, seconds.values()))
     return median(usual[: (len(usual) + 1) // 2]) if usual else None
+
+
+def rounds_in(seconds: float, records: Sequence[Record], steps: int) -> float:
+    """Return the number of rounds that so much time holds at most; infinite where no record tells."""
+    usual = usual_seconds([update for record in records[-ROUNDS:] for update in record.updates], steps)
+    return seconds / usual if usual else inf
 
 
 def look_seconds(rules: ClusterTable, records: Sequence[Record]) -> float:

@@ -7,7 +7,8 @@ from protocol.cluster import Beat, ClusterTable
 from protocol.types import PeerId
 
 GONE_SILENCES = 180.0
-"""After this many times `silent_seconds` (an hour) a member is gone for good, and its beat deleted."""
+"""After this many times `silent_seconds` (an hour) of rounds without it a member is gone for good, and its beat
+deleted. Rounds tell it also to who has just started: where members start often, nobody looks for an hour."""
 STUCK_SILENCES = 15.0
 """After this many times `silent_seconds` (5 minutes) at one step of one phase the others stop waiting for a member,
 though it beats: its GPU hangs, or its link is blocked."""
@@ -92,9 +93,11 @@ class Presence:
         """Return the highest round of the members that run: that member holds the record of every round before."""
         return max((self._seen[member].beat.round for member in self.heard()), default=0)
 
-    def gone(self) -> set[PeerId]:
-        """Return the members that are not expected back; each only once."""
-        found = {m for m, seen in self._seen.items() if seen.silent >= GONE_SILENCES * self.rules.silent_seconds}
+    def gone(self, before: float) -> set[PeerId]:
+        """Return the members that are not expected back, each only once: silent ones whose last beat is of a round
+        before this one."""
+        silence = self.rules.silent_seconds
+        found = {m for m, seen in self._seen.items() if seen.silent >= silence and seen.beat.round < before}
         for member in found:
             del self._seen[member]
         return found

@@ -12,8 +12,8 @@ from loguru import logger
 
 from cluster.choosing import choose
 from cluster.closing import closing, grace_seconds
-from cluster.pace import ROUNDS, least_steps, look_seconds, seconds_left
-from cluster.presence import LONGEST_LOOK_BEATS, Presence
+from cluster.pace import ROUNDS, least_steps, look_seconds, rounds_in, seconds_left
+from cluster.presence import GONE_SILENCES, LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
 from node.cluster.amendments import AmendedSpec, KeptAmendments
 from node.cluster.heartbeat import Heartbeat
@@ -351,7 +351,8 @@ class Member:
         record = record.model_copy(update={"amendments": amended.count})
         ours = self.ledger.create(round, record)
         self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
-        for member in self.presence.gone():
+        away = rounds_in(GONE_SILENCES * self.spec.cluster.silent_seconds, self.records, self.spec.inner.steps)
+        for member in self.presence.gone(round - away):
             self.ledger.clear(member)
         return ours
 

@@ -177,14 +177,15 @@ def test_the_dead_do_not_hold_up_the_living() -> None:
     assert [update.peer for update in chosen.updates] == [member(1)]
 
 
-def test_who_is_silent_for_an_hour_is_gone_once() -> None:
+def test_who_is_silent_and_of_an_old_round_is_gone_once() -> None:
     presence = Presence(RULES)
-    for now in range(0, 3700, 10):
-        presence.look({member(1): beat(1), member(2): beat(now)}, float(now))
-        if now < 3600:
-            assert presence.gone() == set()
-    assert presence.gone() == {member(1)}
-    assert presence.gone() == set()
+    for now in range(0, 40, 10):
+        presence.look({member(1): beat(1, round=3), member(2): beat(now, round=3)}, float(now))
+        if now < RULES.silent_seconds:
+            assert presence.gone(4) == set()
+    assert presence.gone(3) == set()
+    assert presence.gone(4) == {member(1)}
+    assert presence.gone(4) == set()
 
 
 # --- pace --------------------------------------------------------------------------------------------------------
