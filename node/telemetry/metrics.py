@@ -4,6 +4,7 @@ Almost all values come from the node's events (docs/events.md), and the node nev
 """
 
 import errno
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from shutil import disk_usage
@@ -17,6 +18,9 @@ from protocol.errors import ConfigError
 from storage.transport import TRAFFIC
 
 LAST_ERROR_CHARACTERS = 300
+LAST_ROUNDS, FEWEST_ROUNDS = 4, 2
+"""Where no clock plans a round, it is planned to last as long as the longest of the last few. One is too few: a member
+that joins late sees only its end."""
 FAULTS = (
     "interrupted",
     "not_followed",
@@ -28,6 +32,7 @@ FAULTS = (
     "diverged",
 )
 GUESSES = ("right", "wrong")
+ROUND_PLANNED = "planned length of a round; where none is planned, the longest of the last four"
 ROUND_TIMESTAMP = "when a decision was last applied; before the first one, when the node began"
 COUNTED_TIMESTAMP = "when it last contributed or judged; before that, when it began"
 WEIGHTS_TIMESTAMP = "when it last set weights; before that, when it began"
@@ -47,12 +52,14 @@ class Metrics:
     """The metrics of one node. `see` takes its events, in order."""
 
     def __init__(self, run: str, home: Path, round_seconds: float | None) -> None:
-        """round_seconds: planned length of a round; None if none is planned."""
+        """round_seconds: planned length of a round; None if no clock plans it."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
+        self._lengths = deque[float](maxlen=LAST_ROUNDS) if round_seconds is None else None
+        """Of the last rounds, in seconds; None where a clock plans them."""
         Info("murmur_run", "the run that is followed", registry=self.registry).info({"name": run})
         if round_seconds is not None:
-            self._gauge("round_planned_seconds", "planned length of a round").set(round_seconds)
+            self._gauge("round_planned_seconds", ROUND_PLANNED).set(round_seconds)
         free = self._gauge("disk_free_bytes", "room left on the disk of the node's state")
         free.set_function(lambda: disk_usage(home).free)
         self._phases = Gauge("murmur_phase_seconds", "of the last round, by phase", ["phase"], registry=self.registry)
@@ -120,11 +127,15 @@ class Metrics:
             for phase in event["phases"]:
                 self._phases.labels(phase["phase"]).inc(phase["seconds"])
             computed = sum(phase["seconds"] for phase in event["phases"] if phase["phase"] == "compute")
+            whole = max((phase["began"] + phase["seconds"] for phase in event["phases"]), default=0.0)
             if computed:
-                whole = max(phase["began"] + phase["seconds"] for phase in event["phases"])
                 self._gauge("compute_share", "share of the last round in which it trained, 0 to 1").set(
                     computed / whole
                 )
+            if computed and self._lengths is not None:
+                self._lengths.append(whole)
+                if len(self._lengths) >= FEWEST_ROUNDS:
+                    self._gauge("round_planned_seconds", ROUND_PLANNED).set(max(self._lengths))
         elif kind == "trained" and event["loss"] is not None:
             self._gauge("loss", "mean training loss of the last round, nats a token").set(event["loss"])
         elif kind == "claimed":

@@ -82,6 +82,18 @@ def test_a_node_that_has_never_finished_a_round_is_told_of(metrics: Metrics, tmp
     assert not fires(tmp_path, "MurmurNoRound", metrics, 1, lambda: metrics.see(applied))
 
 
+def test_a_clusters_member_that_stands_still_is_told_of(tmp_path: Path) -> None:
+    """No clock plans its rounds: they last as long as the last ones did."""
+    member = Metrics("run", tmp_path, None)
+    member.recall([], 0.0, validates=False)
+    applied = event("applied", void=False, contributing=[], after=None, guess=None)
+    for seconds in (20.0, 60.0, 50.0):  # the first one was half over when it joined
+        member.see(event("phases", phases=[{"phase": "compute", "began": 0.0, "seconds": seconds}]))
+    member.see(applied)
+    assert not fires(tmp_path, "MurmurNoRound", member, 2, lambda: None)
+    assert fires(tmp_path, "MurmurNoRound", member, 4, lambda: None)
+
+
 def test_a_validator_that_has_never_set_weights_is_told_of(metrics: Metrics, tmp_path: Path) -> None:
     assert fires(tmp_path, "MurmurWeightsNotSet", metrics, 24 * 60, lambda: None)
     weights = event("weights", block=7)

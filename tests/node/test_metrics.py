@@ -161,7 +161,7 @@ def test_what_a_new_node_has_not_done_yet_counts_from_its_start(metrics: Metrics
 
 
 def test_a_clusters_member_is_seen_by_its_own_events(tmp_path: Path) -> None:
-    """No blocks, no guesses, no planned rounds: none of them is exported."""
+    """No blocks, no guesses: none of them is exported. Its rounds are planned as long as the last ones were."""
     metrics = Metrics("ours", tmp_path, None)
     member = "07" * 32
     applied = {"time": 9.0, "void": False, "contributing": [member], "guess": None, "decided": None, "after": None}
@@ -174,9 +174,22 @@ def test_a_clusters_member_is_seen_by_its_own_events(tmp_path: Path) -> None:
         ("diverged", {"why": "theta"}),
     ):
         metrics.see({"time": 8.0, "event": kind, "round": 4} | fields)
+    lengths = (7.0, 600.0, 30.0, 40.0, 50.0, 35.0)
+    planned = []
+    for seconds in lengths:
+        metrics.see(
+            {"time": 9.0, "event": "phases", "round": 4, "phases": [_phase("wait", 0.0), _phase("compute", seconds)]}
+        )
+        planned.append(samples(metrics).get("murmur_round_planned_seconds"))
+    metrics.see({"time": 9.0, "event": "phases", "round": 4, "phases": [_phase("wait", 900.0)]})  # it did not train
     found = samples(metrics)
-    assert "murmur_round_planned_seconds" not in found
+    assert planned == [None, 600.0, 600.0, 600.0, 600.0, 50.0]
+    assert found["murmur_round_planned_seconds"] == 50.0
     assert "murmur_decided_blocks" not in found
     for name, value in (("loss", 3.5), ("steps", 61), ("given_up", 1), ("round", 4), ("selected", 1)):
         assert found[f"murmur_{name}"] == value
     assert found["murmur_faults_total{update_returned}"] == found["murmur_faults_total{diverged}"] == 1
+
+
+def _phase(name: str, seconds: float) -> dict[str, object]:
+    return {"phase": name, "began": 0.0, "seconds": seconds}
