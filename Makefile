@@ -17,7 +17,7 @@ setup: .venv/ready
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev,localnet]'
 	@test -f sparseloco/murmur_codec.so || \
 	  echo "THE NATIVE CODEC IS NOT BUILT (no working C++ compiler?): nodes run on the slow reference. Install g++, then: make native"
-	$(BIN)/python -m chain.devnet.metadata
+	$(BIN)/python -m murmur.lab.devnet.metadata
 	@touch $@
 
 # The native codec (csrc/) anew, with the compiler's messages.

@@ -6,22 +6,22 @@ the same faults.
     python benchmarks/bench_cluster.py soak --minutes 30
     python benchmarks/bench_cluster.py table
 
-*exchange*: members (neurons/member.py) behind proxies (localnet/links.py) that give each an uplink and a downlink of
-`--mbps`. Measured is the time from the compressed update of the member that is last with it until all members have
-applied the record. The bound is what the links alone take where all members end at once, one transfer after the other:
-W * S / rate for payloads of S bytes (one up, W - 1 down). With `--exchange int8` each sums a part for all, which takes
-(3 - 1/W) * S / rate (1 + 1/W up, 2 (W - 1)/W down). The plan is `murmur plan --members`, by this machine's own rates
-as one process on each processor finds them. Where the members end far apart (`spread_seconds`), the last one finds the
-others' payloads here already. The exit status is 1 when the median is over 1.15 of the bound or more than 10 % from the
-plan.
+*exchange*: members (neurons/member.py) behind proxies (murmur/lab/localnet/links.py) that give each an uplink and a
+downlink of `--mbps`. Measured is the time from the compressed update of the member that is last with it until all
+members have applied the record. The bound is what the links alone take where all members end at once, one transfer
+after the other: W * S / rate for payloads of S bytes (one up, W - 1 down). With `--exchange int8` each sums a part for
+all, which takes (3 - 1/W) * S / rate (1 + 1/W up, 2 (W - 1)/W down). The plan is `murmur plan --members`, by this
+machine's own rates as one process on each processor finds them. Where the members end far apart (`spread_seconds`), the
+last one finds the others' payloads here already. The exit status is 1 when the median is over 1.15 of the bound or more
+than 10 % from the plan.
 
 *torchft*: members of a cluster, and torchft's DiLoCo over gloo, one side after the other: same model, theta_0, data,
 inner optimizer and number of inner steps, and the same faults at the same seconds, drawn from the seed (kill -9 and a
 restart, SIGSTOP for some seconds). Each process has a network namespace with links that the kernel shapes to `--mbps`;
 store and lighthouse are in the hub, whose links are not limited. One supervisor restarts the processes of both
-(localnet/processes.py). Measured, once all have taken part in an outer step, for `--minutes`: the inner steps that
-reached theta an hour; steps that were trained to the end of a round and lost, or carried over; outer steps; the longest
-time without one; and the held-out loss after the last outer step.
+(murmur/lab/localnet/processes.py). Measured, once all have taken part in an outer step, for `--minutes`: the inner
+steps that reached theta an hour; steps that were trained to the end of a round and lost, or carried over; outer steps;
+the longest time without one; and the held-out loss after the last outer step.
 
 torchft's settings are those of its documents. README: `min_replicas` 1, `quorum_tick_ms` 100, `join_timeout_ms` 10000
 (--join sets another one). Its example of DiLoCo: Manager's `timeout` 30 s and `min_replica_size` 1, outer SGD 0.7 with
@@ -53,7 +53,7 @@ import cluster_namespaces
 from evidence import rows
 from evidence.rows import Row
 
-from protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from cluster_sides import Side

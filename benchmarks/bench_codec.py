@@ -29,8 +29,8 @@ import torch_ops
 from commit import commit
 from torch import Tensor
 
-from protocol.layout import Layout
-from protocol.messages import ENVELOPE_BYTES
+from murmur.protocol.layout import Layout
+from murmur.protocol.messages import ENVELOPE_BYTES
 from sparseloco import kernels, native
 from sparseloco.outer import OuterState
 from sparseloco.topk import blocks, slabs, top_k
@@ -72,12 +72,12 @@ def real(rounds: int) -> tuple[Tensors, Layout]:
     """beta * e + Delta of a miner of the local network's model after some rounds alone."""
     from proof_power import spec_with, word
 
-    from localnet.training_text import text_data
-    from protocol.assignment import assigned
-    from protocol.types import PeerId
-    from training.loader import sequences
-    from training.replica import ERROR, Replica, genesis_theta
-    from training.shards import Shards
+    from murmur.data.shards import Shards
+    from murmur.lab.localnet.training_text import text_data
+    from murmur.protocol.assignment import assigned
+    from murmur.protocol.types import PeerId
+    from murmur.training.loader import sequences
+    from murmur.training.replica import ERROR, Replica, genesis_theta
 
     shards = Shards.open(text_data(lambda line: None))
     spec = spec_with({}, shards)

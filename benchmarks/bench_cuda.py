@@ -21,7 +21,7 @@ from bench_codec import BETA, PEERS, K, heavy_tailed, milliseconds, percentile, 
 from commit import commit
 from torch import Tensor
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import cuda, kernels, native
 from sparseloco.outer import Aggregate, OuterState
 from sparseloco.update import Update

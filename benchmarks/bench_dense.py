@@ -26,7 +26,7 @@ from bench_codec import heavy_tailed, report, shapes_of, stream_library
 from commit import commit
 from torch import Tensor
 
-from protocol.layout import CHUNK, DenseLayout
+from murmur.protocol.layout import CHUNK, DenseLayout
 from sparseloco import kernels
 from sparseloco.dense import DenseUpdate
 from sparseloco.dense_native import DenseCodec

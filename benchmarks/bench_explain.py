@@ -13,19 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
-from chain import operator
-from chain.devnet import launch
-from chain.devnet.genesis import Genesis
-from chain.keys import HotkeySigner, create_wallet
 from gauntlet.agreement import abstention
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.evaluation import Evaluation
 from gauntlet.report import Paid, Report, Row
-from localnet.subnet import NETUID, open_subnet
-from protocol import keys
-from protocol.messages import REVEAL_BYTES, encode_document, encode_slot
-from protocol.types import Digest, LossScore, PeerId, Pointer, Reason, Uid
+from murmur.chain import operator
+from murmur.chain.keys import HotkeySigner, create_wallet
+from murmur.lab.devnet import launch
+from murmur.lab.devnet.genesis import Genesis
+from murmur.lab.localnet.subnet import NETUID, open_subnet
+from murmur.protocol import keys
+from murmur.protocol.messages import REVEAL_BYTES, encode_document, encode_slot
+from murmur.protocol.types import Digest, LossScore, PeerId, Pointer, Reason, Uid
 from tests.specs import toy_spec
 
 HOTKEYS, VALIDATORS, LAST = 256, 5, 3
@@ -136,7 +136,7 @@ def main() -> None:
         build(folder)
     for name in ("miner-100", "miner-8", "miner-249"):
         began, used = time.perf_counter(), os.times()
-        command = [sys.executable, "-m", "murmur.command", "explain", name, "--run", str(folder)]
+        command = [sys.executable, "-m", "murmur.cli.main", "explain", name, "--run", str(folder)]
         answer = subprocess.run(command, capture_output=True, text=True)
         now = os.times()
         cpu = now.children_user + now.children_system - used.children_user - used.children_system

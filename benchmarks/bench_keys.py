@@ -30,9 +30,9 @@ from pathlib import Path
 
 from commit import commit
 
-from protocol.errors import ConfigError, ObjectMissing, StorageError
-from protocol.messages import REVEAL_BYTES
-from protocol.types import PeerId, Pointer
+from murmur.protocol.errors import ConfigError, ObjectMissing, StorageError
+from murmur.protocol.messages import REVEAL_BYTES
+from murmur.protocol.types import PeerId, Pointer
 from storage.collect import Collection, gather
 from storage.exchange import Source, Wanted
 from storage.s3 import RangedBucket, open_bucket, open_pointer

@@ -10,8 +10,8 @@ round; who comes late does not count.) What differs is how long it takes: `--com
 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its payload
 as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. The model's payload has
 1.2 MB: large beside the headers of its requests, and resumed like a large one (storage/exchange.py, RESUMED_BYTES).
-Each node has an uplink and a downlink of its own: proxies (localnet/links.py), through which everything passes that it
-exchanges with buckets.
+Each node has an uplink and a downlink of its own: proxies (murmur/lab/localnet/links.py), through which everything
+passes that it exchanges with buckets.
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The plan's rates are those of
@@ -39,19 +39,19 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from chain.adapter import open_chain
-from localnet.members import Member
-from localnet.network import Network, open_network
-from localnet.plan import CALL_SECONDS, NETUID, Link
-from localnet.plan import Plan as Setup
-from localnet.table import Table
-from murmur import presets
-from owner.folder import to_toml
-from owner.presets import table as preset_table
-from protocol.spec import RunSpec
+from murmur.chain.adapter import open_chain
+from murmur.configs.presets import table as preset_table
+from murmur.lab.localnet.members import Member
+from murmur.lab.localnet.network import Network, open_network
+from murmur.lab.localnet.plan import CALL_SECONDS, NETUID, Link
+from murmur.lab.localnet.plan import Plan as Setup
+from murmur.lab.localnet.table import Table
+from murmur.owner.folder import to_toml
+from murmur.plan import presets
+from murmur.plan.rates import Rate, Rates
+from murmur.plan.requirements import ROLES, Plan, link
+from murmur.protocol.spec import RunSpec
 from storage.exchange import RESUMED_BYTES
-from training.plan import ROLES, Plan, link
-from training.rates import Rate, Rates
 
 MODEL = "covenant-72b-110"
 POINTS = 3.0
@@ -123,7 +123,7 @@ def measured_rates(path: Path, at_once: int, *words: str) -> Rates:
     command = [
         sys.executable,
         "-m",
-        "murmur.command",
+        "murmur.cli.main",
         "plan",
         "--spec",
         str(path),

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from training import muon
+from murmur.training import muon
 
 SHAPES = ((64, 64), (64, 192), (256, 256), (256, 768), (512, 2048))
 ROUNDS = 3

@@ -43,16 +43,16 @@ from pay_trainers import Rule
 from proof_power import Changes, word
 from torch import Tensor
 
-from localnet.training_text import text_data
-from protocol.assignment import assigned
-from protocol.spec import RunSpec
-from protocol.types import PeerId
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.assignment import assigned
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import PeerId
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco import ops
 from sparseloco.update import Update
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 Guess = Literal["own", "share", "none", "last", "kept", "mix", "lacking"]
 Line = dict[str, Any]

@@ -39,8 +39,8 @@ from pay_network import MODELS, NETWORKS, Line, Plan, play
 from pay_trainers import Rule
 from proof_power import Changes
 
-from localnet.training_text import text_data
-from training.shards import Shards
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import text_data
 
 SETTLED = 5
 """Rounds after which a copying validator's trust counts: before, there is little to copy."""

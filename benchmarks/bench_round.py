@@ -33,19 +33,19 @@ import torch
 from commit import commit
 from torch import Tensor
 
-from murmur import presets
-from node.fetch.opening import open_threads
-from node.state.redo_log import RedoLog
-from node.state.saved import Payload, Step
-from protocol.spec import RunSpec
-from protocol.types import Digest
-from simulation.signer import HashSigner
+from murmur.lab.simulation.signer import HashSigner
+from murmur.node.fetch.opening import open_threads
+from murmur.node.state.redo_log import RedoLog
+from murmur.node.state.saved import Payload, Step
+from murmur.plan import presets
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest
+from murmur.training import checkpoint
+from murmur.training.replica import Replica
 from sparseloco import ops, wire
 from sparseloco.update import Update
 from storage.realtime import REAL
 from storage.seal import seal
-from training import checkpoint
-from training.replica import Replica
 
 PEERS = 20
 PROBE_STEP = 0.25

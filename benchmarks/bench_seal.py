@@ -18,8 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
-from protocol.messages import parse_envelope
-from protocol.types import Digest, PeerId
+from murmur.protocol.messages import parse_envelope
+from murmur.protocol.types import Digest, PeerId
 from storage.seal import Sealing, seal, unseal
 
 RUN = Digest(bytes(32))

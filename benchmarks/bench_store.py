@@ -4,10 +4,10 @@
 
 Every transfer is a process of its own, once warm (imports, one HEAD): wall time, processor time of the client (the
 server's is not in it), and by how much its resident memory peaked above what it had before, beside the object where
-the caller holds that. Starts the local network's store (localnet/seaweed.py) in a temporary folder unless it is given
-one, `--store`, whose first user's bucket is written to. rclone is a program that is started anew: its time and
-processor seconds include that, its memory is all it has. Bytes are compared after every download. boto3 has its
-own defaults but the checksum settings without which R2 refuses it.
+the caller holds that. Starts the local network's store (murmur/lab/localnet/seaweed.py) in a temporary folder unless it
+is given one, `--store`, whose first user's bucket is written to. rclone is a program that is started anew: its time and
+processor seconds include that, its memory is all it has. Bytes are compared after every download. boto3 has its own
+defaults but the checksum settings without which R2 refuses it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from typing import Any
 
 from commit import commit
 
-from localnet.store import StoreReady, StoreUser, read_ready
+from murmur.lab.localnet.store import StoreReady, StoreUser, read_ready
 from storage.resume import download_to
 from storage.s3 import PART_BYTES, S3Bucket, open_bucket
 from storage.upload import Upload
@@ -150,7 +150,7 @@ def store(given: Path | None, folder: Path) -> Iterator[Path]:
         return
     served, ready = folder / "store", folder / "store" / "ready.json"
     served.mkdir()
-    server = subprocess.Popen([sys.executable, "-m", "localnet.seaweed", "--folder", str(served), "bench"])
+    server = subprocess.Popen([sys.executable, "-m", "murmur.lab.localnet.seaweed", "--folder", str(served), "bench"])
     try:
         while not ready.exists():
             if server.poll() is not None:

@@ -4,10 +4,10 @@
     python benchmarks/bench_training.py --preset tiny --vocabulary 262144 --steps 2     (memory, on a CPU)
 
 Each side runs in a process of its own, one after the other, from the same weights on the same tokens, through the same
-loop (training/inner.py: autocast to bf16 and torch.compile on a GPU, fused AdamW), with the largest micro-batch that it
-finds by trial. Plain means: the whole model compiled, all logits at once, nothing computed again. Stops with status 1
-when the two models' first losses differ. `memory_bytes` is the peak of a GPU's tensors, on a CPU of the whole process;
-`plan_bytes` is what training/memory.py says of ours.
+loop (murmur/training/inner.py: autocast to bf16 and torch.compile on a GPU, fused AdamW), with the largest micro-batch
+that it finds by trial. Plain means: the whole model compiled, all logits at once, nothing computed again. Stops with
+status 1 when the two models' first losses differ. `memory_bytes` is the peak of a GPU's tensors, on a CPU of the whole
+process; `plan_bytes` is what murmur/training/memory.py says of ours.
 """
 
 import argparse
@@ -26,20 +26,20 @@ from bench_codec import percentile
 from commit import commit
 from torch import Tensor, nn
 
-from murmur import presets
-from protocol.spec import ModelSpec, RunSpec
-from training.batch_trial import Fit, fit_cpu, fit_tried, step_on_gpu
-from training.inner import inner_round
-from training.loader import batches
-from training.memory import memory_total
-from training.meter import memory_bytes, peak_flops
-from training.model import Transformer, initialise, rotary_table, rotate
-from training.optimizer import make_optimizer
-from training.sizes import Recompute, flops_per_token
+from murmur.plan import presets
+from murmur.protocol.spec import ModelSpec, RunSpec
+from murmur.training.batch_trial import Fit, fit_cpu, fit_tried, step_on_gpu
+from murmur.training.inner import inner_round
+from murmur.training.loader import batches
+from murmur.training.memory import memory_total
+from murmur.training.meter import memory_bytes, peak_flops
+from murmur.training.model import Transformer, initialise, rotary_table, rotate
+from murmur.training.optimizer import make_optimizer
+from murmur.training.sizes import Recompute, flops_per_token
 
 
 class PlainLayer(nn.Module):
-    """A decoder layer in torch's own modules, named as in training/model.py."""
+    """A decoder layer in torch's own modules, named as in murmur/training/model.py."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class Plain(nn.Module):
-    """The whole model, logits included; parameters as in training/model.py."""
+    """The whole model, logits included; parameters as in murmur/training/model.py."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def chosen(options: argparse.Namespace) -> RunSpec:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="tiny", help="a run spec of configs/ by name, or a TOML file")
+    parser.add_argument("--preset", default="tiny", help="a run spec of murmur/configs/ by name, or a TOML file")
     parser.add_argument("--steps", type=int, default=10, help="inner steps that are timed")
     parser.add_argument("--warmup", type=int, default=3, help="inner steps before them, at least 1")
     parser.add_argument("--sequences", type=int, help="sequences of an inner step, instead of the preset's")

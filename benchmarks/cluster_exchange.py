@@ -12,18 +12,18 @@ from bench_links import measured_rates
 from cluster_faults import supervise
 from cluster_readings import Event
 
-from localnet import cluster as demo
-from localnet.links import Links
-from localnet.processes import Processes
-from localnet.training_text import text_data
-from node.cluster.group_keys import Token
-from node.telemetry.events import read_events
-from owner.folder import to_toml
-from protocol.cluster import ClusterSpec
-from protocol.errors import ConfigError
-from training.cluster import ClusterPlan
-from training.plan import link
-from training.rates import Rate
+from murmur.cluster.group_keys import Token
+from murmur.lab.localnet import cluster as demo
+from murmur.lab.localnet.links import Links
+from murmur.lab.localnet.processes import Processes
+from murmur.lab.localnet.training_text import text_data
+from murmur.node.telemetry.events import read_events
+from murmur.owner.folder import to_toml
+from murmur.plan.member import ClusterPlan
+from murmur.plan.rates import Rate
+from murmur.plan.requirements import link
+from murmur.protocol.cluster import ClusterSpec
+from murmur.protocol.errors import ConfigError
 
 Say = Callable[[str], None]
 

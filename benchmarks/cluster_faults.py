@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from localnet.links import Links
-from localnet.processes import Processes
-from protocol.errors import ConfigError
+from murmur.lab.localnet.links import Links
+from murmur.lab.localnet.processes import Processes
+from murmur.protocol.errors import ConfigError
 
 Kind = Literal["kill", "stop", "cut", "store"]
 

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError
 
 HUB = "10.77.0.1"
 """The hub's address, for all namespaces."""

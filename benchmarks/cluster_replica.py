@@ -26,15 +26,15 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 
-from protocol.assignment import assigned
-from protocol.cluster import ClusterSpec, build_cluster
-from protocol.messages import parse_json
-from protocol.types import Digest, PeerId
-from training.inner import inner_round
-from training.loader import batches, sequences
-from training.model import Transformer, initialise
-from training.optimizer import make_optimizer
-from training.shards import Shards
+from murmur.data.shards import Shards
+from murmur.protocol.assignment import assigned
+from murmur.protocol.cluster import ClusterSpec, build_cluster
+from murmur.protocol.messages import parse_json
+from murmur.protocol.types import Digest, PeerId
+from murmur.training.inner import inner_round
+from murmur.training.loader import batches, sequences
+from murmur.training.model import Transformer, initialise
+from murmur.training.optimizer import make_optimizer
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 MANAGER_SECONDS = 30.0

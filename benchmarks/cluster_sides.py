@@ -15,25 +15,25 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from localnet import cluster as demo
-from localnet.links import Links
-from localnet.ports import free_ports
-from localnet.training_text import text_data
-from node.cluster.bootstrap import member_of
-from node.cluster.group_keys import Token
-from node.fetch.opening import open_pinned
-from node.fetch.payloads import fetch_pinned
-from node.telemetry.events import read_events
-from owner import presets
-from owner.cluster import draft
-from protocol.cluster import ClusterSpec, Record, digest_of
-from protocol.errors import ConfigError
-from protocol.types import Digest
+from murmur.cluster.bootstrap import member_of
+from murmur.cluster.creation import draft
+from murmur.cluster.group_keys import Token
+from murmur.configs import presets
+from murmur.data.shards import Shards
+from murmur.lab.localnet import cluster as demo
+from murmur.lab.localnet.links import Links
+from murmur.lab.localnet.ports import free_ports
+from murmur.lab.localnet.training_text import text_data
+from murmur.node.fetch.opening import open_pinned
+from murmur.node.fetch.payloads import fetch_pinned
+from murmur.node.telemetry.events import read_events
+from murmur.protocol.cluster import ClusterSpec, Record, digest_of
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import Digest
+from murmur.training import checkpoint
+from murmur.training.evaluate import held_out_loss
+from murmur.training.replica import Replica, genesis_theta
 from storage.realtime import REAL
-from training import checkpoint
-from training.evaluate import held_out_loss
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 Say = Callable[[str], None]
 

@@ -12,13 +12,13 @@ from typing import Any
 from cluster_faults import ALL_KINDS, Fault, play, schedule
 from cluster_readings import Event
 
-from localnet import cluster as demo
-from localnet.links import Links
-from localnet.training_text import text_data
-from node.cluster.bootstrap import member_of
-from node.telemetry.events import read_events
-from owner import presets
-from protocol.errors import ConfigError
+from murmur.cluster.bootstrap import member_of
+from murmur.configs import presets
+from murmur.lab.localnet import cluster as demo
+from murmur.lab.localnet.links import Links
+from murmur.lab.localnet.training_text import text_data
+from murmur.node.telemetry.events import read_events
+from murmur.protocol.errors import ConfigError
 
 Say = Callable[[str], None]
 

@@ -16,18 +16,18 @@ import torch
 from proof_power import spec_with, word
 from torch import Tensor
 
-from localnet.training_text import text_data
-from protocol.assignment import assigned
-from protocol.spec import RunSpec
-from protocol.types import PeerId
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.assignment import assigned
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import PeerId
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco import ops
 from sparseloco.outer import Aggregate, bounds
 from sparseloco.spectral import gram, trust
 from sparseloco.update import Update
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 ATTACKS = ("none", "flipped", "perturbed", "constant")
 RULES: tuple[Aggregate, ...] = ("mean", "filtered_mean")

@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from bittensor.sp_core import Keypair
 
-from chain.keys import HotkeySigner, verify
 from gauntlet.checks import Doors, Expected, Gathered, fast_checks
 from gauntlet.sketch import FoundCopies, Sample, Sketch, find_copies
-from protocol.layout import Layout
-from protocol.merkle import sections_root
-from protocol.messages import ENVELOPE_BYTES, Reveal, parse_envelope, parse_reveal
-from protocol.run import Run
-from protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
-from protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Slot, Uid, hotkey
+from murmur.chain.keys import HotkeySigner, verify
+from murmur.protocol.layout import Layout
+from murmur.protocol.merkle import sections_root
+from murmur.protocol.messages import ENVELOPE_BYTES, Reveal, parse_envelope, parse_reveal
+from murmur.protocol.run import Run
+from murmur.protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Slot, Uid, hotkey
 from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.update import Update

@@ -19,15 +19,15 @@ import numpy.typing as npt
 import torch
 from proof_power import spec_with, word
 
-from arena.game import Game, Scenario
-from arena.policies import Ours
-from localnet.training_text import text_data
-from protocol.assignment import assigned
-from protocol.types import PeerId
+from murmur.data.shards import Shards
+from murmur.lab.arena.game import Game, Scenario
+from murmur.lab.arena.policies import Ours
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.assignment import assigned
+from murmur.protocol.types import PeerId
+from murmur.training.loader import sequences
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.update import Update
-from training.loader import sequences
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 OPENING_ROUNDS = 4
 LOOK_BACK_ROUNDS = 8

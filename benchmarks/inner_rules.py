@@ -17,13 +17,13 @@ from pay_network import MODELS, Plan
 from pay_trainers import Rule, ruled
 from proof_power import word
 
-from localnet.training_text import text_data
-from protocol.assignment import assigned
-from protocol.types import PeerId
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.replica import genesis_theta
-from training.shards import Shards
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.assignment import assigned
+from murmur.protocol.types import PeerId
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.replica import genesis_theta
 
 
 def losses(plan: Plan, seed: int, shards: Shards) -> list[float]:

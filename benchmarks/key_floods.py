@@ -3,7 +3,8 @@ so that its peak memory is that window's alone. Started by benchmarks/bench_keys
 
     python benchmarks/key_floods.py KIND HOSTILE WINDOW LATENCY
 
-The collection is a validator's own (node/fetch/payloads.py collect_keys) over its own transport. Prints a JSON line.
+The collection is a validator's own (murmur/node/fetch/payloads.py collect_keys) over its own transport. Prints a JSON
+line.
 """
 
 import json
@@ -20,10 +21,10 @@ from typing import Any
 
 from key_servers import ROUND, RUN, named, payload, verify
 
-from node.fetch.payloads import collect_keys, collect_pinned
-from node.fetch.sources import Sources
-from protocol.messages import ENVELOPE_BYTES
-from protocol.types import Digest, Peer, Pointer, Slot, Uid
+from murmur.node.fetch.payloads import collect_keys, collect_pinned
+from murmur.node.fetch.sources import Sources
+from murmur.protocol.messages import ENVELOPE_BYTES
+from murmur.protocol.types import Digest, Peer, Pointer, Slot, Uid
 from storage.s3 import open_pointer
 from storage.transport import TRAFFIC
 

@@ -20,8 +20,8 @@ from functools import cache
 from hashlib import sha256
 from itertools import repeat
 
-from protocol.messages import REVEAL_BYTES, Reveal
-from protocol.types import Digest, PeerId
+from murmur.protocol.messages import REVEAL_BYTES, Reveal
+from murmur.protocol.types import Digest, PeerId
 from storage.seal import Sealed, seal
 
 RUN, ROUND = Digest(bytes(32)), 3

@@ -23,15 +23,15 @@ from typing import Any
 
 import torch
 
-from arena.attacks import ATTACKS
-from arena.game import Game, RoundLog, Scenario
-from arena.policies import Policy, Round
 from gauntlet import agreement
 from gauntlet.agreement import Order
 from gauntlet.checks import Checked
 from gauntlet.selection import Ranking
-from protocol.assignment import Draw
-from protocol.types import PeerId, Standing, Uid
+from murmur.lab.arena.attacks import ATTACKS
+from murmur.lab.arena.game import Game, RoundLog, Scenario
+from murmur.lab.arena.policies import Policy, Round
+from murmur.protocol.assignment import Draw
+from murmur.protocol.types import PeerId, Standing, Uid
 
 MIXED = ("garbage", "half-work", "half-rate", "copycat-exact", "framing", "split-in-two", "on-off", "flapping")
 BUILT = Order.first

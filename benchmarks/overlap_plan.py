@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from murmur import presets
-from training.phases import DEADLINES, opening
-from training.plan import Plan
+from murmur.plan import presets
+from murmur.plan.phases import DEADLINES, opening
+from murmur.plan.requirements import Plan
 
 B200 = 192 * 10**9
 VALIDATORS = 64

@@ -12,7 +12,6 @@ from pay_workers import WORKERS, View, Worker
 from proof_power import Changes, spec_with, word
 from score_rules import RULES, SEQUENCES, RuleScores
 
-from arena.agree import consensus, pooled
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
@@ -23,16 +22,17 @@ from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
 from gauntlet.weights import weights
-from protocol.assignment import Draw
-from protocol.spec import RunSpec
-from protocol.types import Digest, Page, PeerId, Uid
+from murmur.data.shards import Shards
+from murmur.lab.arena.agree import consensus, pooled
+from murmur.protocol.assignment import Draw
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, Page, PeerId, Uid
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.probe import Prober
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.update import Update
 from sparseloco.wire import Submission
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.probe import Prober
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 Line = dict[str, Any]
 """What is kept of one network and seed, as JSON."""

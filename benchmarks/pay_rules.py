@@ -27,9 +27,9 @@ from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.selection import peer_score, standing
 from gauntlet.weights import RESERVE_SHARE, merit, proven, worth
-from owner import presets
-from protocol.spec import GauntletSpec
-from protocol.types import LossScore, PeerId
+from murmur.configs import presets
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import LossScore, PeerId
 from sparseloco.wire import Submission
 
 Pay = Callable[[PeerRecord], float]

@@ -9,11 +9,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
+from murmur.training.replica import Replica
+from murmur.training.trainer import Trainer
 from sparseloco.feedback import accumulate
 from sparseloco.topk import blocks, slabs, top_k, write_blocks
-from training.replica import Replica
-from training.trainer import Trainer
 
 
 @dataclass(frozen=True)

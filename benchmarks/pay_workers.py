@@ -13,17 +13,17 @@ from pay_trainers import Rule, ruled
 from proof_power import word
 from torch import Tensor
 
-from arena import forge
 from gauntlet.book import ScoreBook, eligible, in_doubt
 from gauntlet.selection import peer_score
-from protocol.assignment import Draw, assigned, page_at
-from protocol.spec import InnerSpec, RunSpec
-from protocol.types import Digest, Page, PeerId
+from murmur.data.shards import Split
+from murmur.lab.arena import forge
+from murmur.protocol.assignment import Draw, assigned, page_at
+from murmur.protocol.spec import InnerSpec, RunSpec
+from murmur.protocol.types import Digest, Page, PeerId
+from murmur.training.loader import sequences
+from murmur.training.replica import ERROR
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
-from training.loader import sequences
-from training.replica import ERROR
-from training.shards import Split
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,16 @@ from proof_power import pages_of, spec_with, word
 
 from gauntlet.loss import bounded
 from gauntlet.proof import gap, leads
-from localnet.training_text import text_data
-from protocol.assignment import Draw, assigned, page_at
-from protocol.spec import InnerSpec, RunSpec
-from protocol.types import Page, PeerId
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.assignment import Draw, assigned, page_at
+from murmur.protocol.spec import InnerSpec, RunSpec
+from murmur.protocol.types import Page, PeerId
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.probe import Prober
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.wire import Submission
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.probe import Prober
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 KINDS = ("full", "full", "full", "full", "first", "spread", "thin", "wandering")
 UNASSIGNED = 128

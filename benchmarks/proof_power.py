@@ -20,19 +20,19 @@ from gauntlet.checks import Checked
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, references, samples
 from gauntlet.selection import standing
-from localnet.training_text import text_data
-from owner import presets
-from protocol.assignment import Draw, assigned, page_at
-from protocol.spec import RunSpec
-from protocol.types import Digest, Page, PeerId
+from murmur.configs import presets
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.assignment import Draw, assigned, page_at
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, Page, PeerId
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.probe import Prober
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco import ops
 from sparseloco.update import Update
 from sparseloco.wire import Submission
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.probe import Prober
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 Changes = dict[str, dict[str, object]]
 KINDS = ("honest", "lazy", "wandering", "half", "noise")

@@ -26,22 +26,22 @@ import torch_ops
 from proof_power import spec_with, word
 from torch import Tensor
 
-from localnet.training_text import text_data
-from protocol.assignment import assigned
-from protocol.layout import CHUNK, Layout, TensorLayout, index_bits
-from protocol.spec import RunSpec
-from protocol.types import PeerId
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.assignment import assigned
+from murmur.protocol.layout import CHUNK, Layout, TensorLayout, index_bits
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import PeerId
+from murmur.training.checkpoint import Saved
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.feedback import accumulate
 from sparseloco.floats import fp32
 from sparseloco.outer import bounds
 from sparseloco.quantize import fit
 from sparseloco.topk import blocks, top_k, write_blocks
 from sparseloco.update import Norms
-from training.checkpoint import Saved
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 PEERS = 4
 EVALUATED_ROUNDS = 4

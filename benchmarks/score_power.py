@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from protocol.assignment import Draw, assigned, page_at
-from protocol.spec import RunSpec
-from protocol.types import Digest, Page, PeerId
+from murmur.protocol.assignment import Draw, assigned, page_at
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, Page, PeerId
 from sparseloco.outer import OuterState, Scales, bound, bounds
 from sparseloco.update import Norms, Update
 
@@ -90,8 +90,8 @@ def own_pages(spec: RunSpec, run: Digest, seed: int, round: int, name: str) -> t
 
 
 def on_arena(seed: int, rounds: int, each: int, changes: Changes) -> Iterator[Round]:
-    from arena.problem import Prober, Text, train, zero_theta
-    from arena.stage import make_spec
+    from murmur.lab.arena.problem import Prober, Text, train, zero_theta
+    from murmur.lab.arena.stage import make_spec
     from sparseloco import ops
 
     spec = make_spec(seed)
@@ -122,11 +122,11 @@ def on_arena(seed: int, rounds: int, each: int, changes: Changes) -> Iterator[Ro
 
 def on_tiny(seed: int, rounds: int, each: int, changes: Changes) -> Iterator[Round]:
     from benchmarks.proof_power import spec_with
-    from localnet.training_text import text_data
-    from training.loader import sequences
-    from training.probe import Prober
-    from training.replica import Replica, genesis_theta
-    from training.shards import Shards
+    from murmur.data.shards import Shards
+    from murmur.lab.localnet.training_text import text_data
+    from murmur.training.loader import sequences
+    from murmur.training.probe import Prober
+    from murmur.training.replica import Replica, genesis_theta
 
     shards = Shards.open(text_data(lambda line: None))
     spec = spec_with(changes, shards)

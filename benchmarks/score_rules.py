@@ -18,12 +18,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protocol.spec import RunSpec
-from protocol.types import PeerId
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import PeerId
+from murmur.training.model import Transformer
 from sparseloco import ops
 from sparseloco.outer import OuterState, Scales, bound, scales
 from sparseloco.update import Update
-from training.model import Transformer
 
 SEQUENCES = 32
 RULES = ("now", "full_step", "unbounded", "equal_norm", "after", "after_equal", "after_more", "slope", "half_way")

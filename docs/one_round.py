@@ -13,19 +13,19 @@ from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
 from gauntlet.weights import weights
-from murmur import presets
-from protocol.assignment import assigned
-from protocol.messages import Reveal, first_link, link_of
-from protocol.run import Run
-from protocol.types import Commitment, Digest, Peer, Slot, Uid
-from simulation.signer import HashSigner, hash_verify
+from murmur.data.build import build
+from murmur.data.shards import Shards
+from murmur.lab.simulation.signer import HashSigner, hash_verify
+from murmur.plan import presets
+from murmur.protocol.assignment import assigned
+from murmur.protocol.messages import Reveal, first_link, link_of
+from murmur.protocol.run import Run
+from murmur.protocol.types import Commitment, Digest, Peer, Slot, Uid
+from murmur.training.evaluate import held_out_loss
+from murmur.training.loader import sequences
+from murmur.training.probe import Prober
+from murmur.training.replica import Replica, genesis_theta
 from storage.seal import seal, unseal
-from training.build import build
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.probe import Prober
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 folder = TemporaryDirectory()
 index = build("botocore", Path(folder.name), limit_bytes=250_000)  # API documentation, which boto3 brings along

@@ -11,8 +11,8 @@ from gauntlet.book import PeerRecord, in_doubt, least_gap, least_score
 from gauntlet.report import Report, Row
 from gauntlet.selection import peer_score
 from gauntlet.weights import honest_progress, worth
-from protocol.spec import GauntletSpec
-from protocol.types import PeerId, Reason, Standing, hotkey
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import PeerId, Reason, Standing, hotkey
 
 SETTLED = 10
 """From this many evaluations on a number is called settled: a miner that trains on the wrong pages contributes for up

@@ -16,11 +16,11 @@ from functools import cached_property
 from itertools import groupby
 
 from gauntlet.commitment import commitment
-from protocol.assignment import Draw
-from protocol.assignment import mirror_order as drawn_mirrors
-from protocol.messages import first_link, link_of
-from protocol.run import Run
-from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Peer, PeerId, Selection, Uid, Word
+from murmur.protocol.assignment import Draw
+from murmur.protocol.assignment import mirror_order as drawn_mirrors
+from murmur.protocol.messages import first_link, link_of
+from murmur.protocol.run import Run
+from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Peer, PeerId, Selection, Uid, Word
 
 SEAT_ROUNDS = 4
 """A validator counts while its last word is at most this many rounds old. If half of the stake dies, this many rounds

@@ -23,8 +23,8 @@ from gauntlet.remembered import Remembered
 from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, Row
 from gauntlet.weights import differing, is_due, lasting, weights
-from protocol.messages import canonical_json, parse_json
-from protocol.types import PeerId, Reason, Uid, hotkey
+from murmur.protocol.messages import canonical_json, parse_json
+from murmur.protocol.types import PeerId, Reason, Uid, hotkey
 
 SCORE_TOLERANCE = 0.001
 GAP_TOLERANCE = 0.02

@@ -14,10 +14,10 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
 from gauntlet.remembered import Remembered
-from protocol.errors import InvalidMessage
-from protocol.messages import canonical_json, parse_json
-from protocol.spec import PROGRESS_ROUNDS, GauntletSpec
-from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import canonical_json, parse_json
+from murmur.protocol.spec import PROGRESS_ROUNDS, GauntletSpec
+from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 
 if TYPE_CHECKING:
     from gauntlet.checks import Checked

@@ -13,13 +13,13 @@ from traceback import extract_tb
 from gauntlet.commitment import commitment, who_committed
 from gauntlet.remembered import Remembered, Twins
 from gauntlet.sketch import Sample, Sketch, find_copies
-from protocol.clock import Clock
-from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import sections_root
-from protocol.messages import ENVELOPE_BYTES, Envelope, Reveal, parse_envelope, parse_reveal
-from protocol.ports import Verify
-from protocol.spec import RunSpec
-from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Reason, Rejection
+from murmur.protocol.clock import Clock
+from murmur.protocol.errors import InvalidMessage, InvalidSubmission
+from murmur.protocol.merkle import sections_root
+from murmur.protocol.messages import ENVELOPE_BYTES, Envelope, Reveal, parse_envelope, parse_reveal
+from murmur.protocol.ports import Verify
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Reason, Rejection
 from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.update import Records

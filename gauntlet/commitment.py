@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from protocol.types import Commitment, Peer, PeerId
+from murmur.protocol.types import Commitment, Peer, PeerId
 
 
 def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:

@@ -4,8 +4,8 @@ from math import isclose
 from typing import Any
 
 from gauntlet.book import PeerRecord, ScoreBook, to_json
-from protocol.messages import parse_json
-from protocol.types import PeerId
+from murmur.protocol.messages import parse_json
+from murmur.protocol.types import PeerId
 
 CLOSE = 1e-9
 """Tolerance, relative, and absolute near 0: libraries differ in the last bits of exp and log, on which ratings

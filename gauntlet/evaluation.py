@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.types import LossScore, Page, PeerId
+from murmur.protocol.types import LossScore, Page, PeerId
 
 
 @dataclass(frozen=True, slots=True)

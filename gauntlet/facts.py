@@ -11,9 +11,9 @@ from gauntlet.commitment import is_judged
 from gauntlet.loss import Losses
 from gauntlet.report import Report
 from gauntlet.sketch import Sketch
-from protocol.run import Run
-from protocol.spec import RunSpec
-from protocol.types import Digest, Peer, PeerId, Uid
+from murmur.protocol.run import Run
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, Peer, PeerId, Uid
 from sparseloco.outer import OuterState
 
 

@@ -14,8 +14,8 @@ from gauntlet.remembered import Remembered, compared, guides, looked_at
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
-from protocol.spec import RunSpec
-from protocol.types import Digest, PeerId
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, PeerId
 from sparseloco.outer import OuterState
 from sparseloco.wire import Submission
 

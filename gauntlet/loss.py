@@ -10,7 +10,7 @@ from math import isfinite
 
 from gauntlet.evaluation import Evaluation, Samples
 from gauntlet.proof import NO_PROOF, gap, leads
-from protocol.types import LossScore, Page, PeerId
+from murmur.protocol.types import LossScore, Page, PeerId
 from sparseloco.outer import OuterState, Scales, bounds
 from sparseloco.update import Update
 from sparseloco.wire import Submission

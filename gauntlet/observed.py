@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gauntlet.book import ScoreBook, eligible
-from protocol.clock import Clock
-from protocol.spec import GauntletSpec
-from protocol.types import PeerId, Reason
+from murmur.protocol.clock import Clock
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import PeerId, Reason
 
 PATIENCE_ROUNDS = 8
 """After this many rounds passed over because peers were unreadable, the next such round counts. Observed rounds restore

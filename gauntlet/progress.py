@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from gauntlet.remembered import Remembered
 from gauntlet.sketch import Sample, Sketch
-from protocol.spec import PROGRESS_ROUNDS
-from protocol.types import PeerId
+from murmur.protocol.spec import PROGRESS_ROUNDS
+from murmur.protocol.types import PeerId
 from sparseloco.wire import Submission
 
 BEFORE = PROGRESS_ROUNDS - 1

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from gauntlet.average import Average, error
 from gauntlet.rating import DEVIATIONS
-from protocol.spec import GauntletSpec
+from murmur.protocol.spec import GauntletSpec
 
 LARGEST_PROOF = 4.0
 """In honest gaps: an average honest gap that has just passed zero would make a proof arbitrarily large."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 from statistics import median
 
-from protocol.types import PeerId
+from murmur.protocol.types import PeerId
 
 MU = 25.0
 SIGMA = 25.0 / 3.0

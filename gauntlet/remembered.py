@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.spec import PROGRESS_ROUNDS
-from protocol.types import Digest, PeerId
+from murmur.protocol.spec import PROGRESS_ROUNDS
+from murmur.protocol.types import Digest, PeerId
 
 Twins = Mapping[PeerId, frozenset[PeerId]]
 """Peers of one round whose payloads are (nearly) the same, both ways; a peer without twins is not listed."""

@@ -14,7 +14,7 @@ from gauntlet.facts import Claim, Facts
 from gauntlet.judge import Earlier, Judge, Model
 from gauntlet.report import Report
 from gauntlet.selection import Ranking
-from protocol.types import Digest, PeerId, Reason, Rejection
+from murmur.protocol.types import Digest, PeerId, Reason, Rejection
 from sparseloco.outer import OuterState
 from sparseloco.wire import Submission
 

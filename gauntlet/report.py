@@ -16,10 +16,10 @@ from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
 from gauntlet.remembered import Remembered
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.weights import worth
-from protocol.errors import InvalidMessage
-from protocol.messages import REVEAL_BYTES, canonical_json, parse_json
-from protocol.spec import GauntletSpec
-from protocol.types import (
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import REVEAL_BYTES, canonical_json, parse_json
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import (
     DIGEST_BYTES,
     MAX_UIDS,
     Digest,

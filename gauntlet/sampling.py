@@ -10,9 +10,9 @@ from math import ceil
 from gauntlet.book import PeerRecord, ScoreBook, in_doubt
 from gauntlet.evaluation import Samples
 from gauntlet.remembered import NO_TWINS, Twins
-from protocol.assignment import Draw, assigned, page_at
-from protocol.spec import GauntletSpec, RunSpec
-from protocol.types import Digest, Page, PeerId
+from murmur.protocol.assignment import Draw, assigned, page_at
+from murmur.protocol.spec import GauntletSpec, RunSpec
+from murmur.protocol.types import Digest, Page, PeerId
 
 ENOUGH_REFERENCES = 2
 

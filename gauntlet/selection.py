@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from gauntlet.book import PeerRecord, ScoreBook, eligible
 from gauntlet.remembered import NO_TWINS, Twins
-from protocol.assignment import Draw
-from protocol.spec import GauntletSpec
-from protocol.types import Digest, PeerId, Standing
+from murmur.protocol.assignment import Draw
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import Digest, PeerId, Standing
 
 RATED_NEEDED = 3
 """While fewer of the passing peers have been evaluated, peers not evaluated may fill the remaining places."""

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 
 from gauntlet.remembered import Remembered, Twins
-from protocol.assignment import Draw
-from protocol.layout import Layout, Region
-from protocol.spec import GauntletSpec
-from protocol.types import Digest, PeerId, hotkey
+from murmur.protocol.assignment import Draw
+from murmur.protocol.layout import Layout, Region
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import Digest, PeerId, hotkey
 from sparseloco.quantize import level_values
 from sparseloco.records import Bytes, indices, levels, signs
 from sparseloco.update import LEVELS, Records

@@ -13,9 +13,9 @@ from math import hypot, sqrt
 
 from gauntlet.book import PeerRecord, ScoreBook, eligible
 from gauntlet.selection import Ranking
-from protocol.run import Run
-from protocol.spec import GauntletSpec
-from protocol.types import Peer, PeerId, Uid
+from murmur.protocol.run import Run
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import Peer, PeerId, Uid
 
 U16_MAX = 65_535
 WEIGHT_STEPS = 1.5

@@ -1,14 +1,14 @@
 """A cluster's member: trains with people who trust each other, over one bucket that all of them hold a key of.
 
-This program configures and hands over; its rounds are rounds/member.py.
+This program configures and hands over; its rounds are murmur/cluster/member.py.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 
-from node.config.settings import load_cluster
-from node.program.process import log_to_stderr, run_program
+from murmur.node.config.settings import load_cluster
+from murmur.node.program.process import log_to_stderr, run_program
 
 SUMMARY = "Train in a cluster over one bucket: inner steps, compressed pseudo-gradient, a claim, the outer step."
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None, program: str = "neurons/member.py") 
     """Configure, join and train until stopped."""
     config = load_cluster(program, SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr(config.log_level)
-    from rounds import start  # torch and the rest, which neither help nor a missing setting should wait for
+    from murmur.rounds import start  # torch and the rest, which neither help nor a missing setting should wait for
 
     start.member(config)
 

@@ -1,14 +1,14 @@
 """A validator: checks, scores and selects submissions, stands up for its selection on chain, and pays.
 
-This program configures and hands over; its rounds are rounds/validator.py.
+This program configures and hands over; its rounds are murmur/rounds/validator.py.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 
-from node.config.settings import load
-from node.program.process import log_to_stderr, run_program
+from murmur.node.config.settings import load
+from murmur.node.program.process import log_to_stderr, run_program
 
 SUMMARY = "Judge a Murmuration run: check and score submissions, select contributors on chain, set weights."
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None, program: str = "neurons/validator.py
     """Configure, connect, catch up and validate until stopped."""
     config = load(program, SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr(config.log_level)
-    from rounds import start  # torch and the rest, which neither help nor a missing setting should wait for
+    from murmur.rounds import start  # torch and the rest, which neither help nor a missing setting should wait for
 
     start.validator(config)
 

@@ -22,9 +22,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.errors import InvalidSubmission
-from protocol.layout import CHUNK, DenseLayout, TensorLayout
-from protocol.types import DIGEST_BYTES, Reason
+from murmur.protocol.errors import InvalidSubmission
+from murmur.protocol.layout import CHUNK, DenseLayout, TensorLayout
+from murmur.protocol.types import DIGEST_BYTES, Reason
 from sparseloco.floats import NonFinite, destination, require_denormals, tensor_of
 from sparseloco.update import Records, Update
 from sparseloco.wire import require_size

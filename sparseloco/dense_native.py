@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from protocol.layout import CHUNK, DenseLayout
-from protocol.types import DIGEST_BYTES
+from murmur.protocol.layout import CHUNK, DenseLayout
+from murmur.protocol.types import DIGEST_BYTES
 from sparseloco.dense import TOO_LARGE, DenseUpdate, dense_layout
 from sparseloco.floats import NonFinite, destination, require_denormals, tensor_of
 from sparseloco.kernels import ISAS, NOT_FINITE, REGION_FIELDS, Call, library, pointers, require_ok, tensor_over

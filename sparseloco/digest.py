@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol import merkle
-from protocol.assignment import Draw
-from protocol.layout import Layout
-from protocol.types import Digest, PeerId
+from murmur.protocol import merkle
+from murmur.protocol.assignment import Draw
+from murmur.protocol.layout import Layout
+from murmur.protocol.types import Digest, PeerId
 from sparseloco.floats import tensor_of
 from sparseloco.outer import OuterState
 

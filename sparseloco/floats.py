@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protocol.errors import ConfigError
-from protocol.layout import TensorLayout
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.layout import TensorLayout
 
 FLUSHES = (
     "this process flushes denormal numbers to zero, so its parameters would differ from every other node's; call "

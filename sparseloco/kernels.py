@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.errors import InvalidSubmission
-from protocol.layout import Layout, Region, TensorLayout
-from protocol.types import Reason
+from murmur.protocol.errors import InvalidSubmission
+from murmur.protocol.layout import Layout, Region, TensorLayout
+from murmur.protocol.types import Reason
 from sparseloco.update import Records
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.errors import ConfigError, InvalidSubmission
-from protocol.layout import Layout, TensorLayout
-from protocol.types import DIGEST_BYTES, Digest, PeerId
+from murmur.protocol.errors import ConfigError, InvalidSubmission
+from murmur.protocol.layout import Layout, TensorLayout
+from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId
 from sparseloco import operators
 from sparseloco.floats import FLUSHES, destination, tensor_of
 from sparseloco.kernels import CPU, ISAS, library, refusal, region_table, tables, tensor_over, within

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protocol.errors import ConfigError
-from protocol.layout import DenseLayout, Layout
-from protocol.types import DIGEST_BYTES, Digest, PeerId
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.layout import DenseLayout, Layout
+from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId
 from sparseloco import cuda, dense, feedback, kernels, outer, reference, wire
 from sparseloco.dense import DenseUpdate
 from sparseloco.dense_native import DenseCodec

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protocol.layout import Layout, Region, TensorLayout
+from murmur.protocol.layout import Layout, Region, TensorLayout
 from sparseloco.floats import destination, fp32, require_denormals, tensor_of
 from sparseloco.spectral import Products, gram, trust
 from sparseloco.topk import blocks, elements, slabs, write_blocks

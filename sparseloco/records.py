@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.errors import InvalidSubmission
-from protocol.layout import LEVEL_BYTES, Region, TensorLayout, index_bits, low_bits
-from protocol.types import Reason
+from murmur.protocol.errors import InvalidSubmission
+from murmur.protocol.layout import LEVEL_BYTES, Region, TensorLayout, index_bits, low_bits
+from murmur.protocol.types import Reason
 from sparseloco.quantize import Codes
 
 Bytes = npt.NDArray[np.uint8]

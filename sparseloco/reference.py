@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import quantize, records
 from sparseloco.feedback import accumulate
 from sparseloco.floats import destination, require_denormals, tensor_of

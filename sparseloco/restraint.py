@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from protocol.layout import TensorLayout
+from murmur.protocol.layout import TensorLayout
 from sparseloco import records
 from sparseloco.quantize import Codes
 from sparseloco.topk import slabs

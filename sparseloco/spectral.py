@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from protocol.layout import Region, TensorLayout
+from murmur.protocol.layout import Region, TensorLayout
 from sparseloco.quantize import level_values
 from sparseloco.topk import slabs
 from sparseloco.update import LEVELS, Update

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from protocol.layout import CHUNK, Region, TensorLayout
+from murmur.protocol.layout import CHUNK, Region, TensorLayout
 from sparseloco.floats import NonFinite
 
 SLAB_CHUNKS = 512

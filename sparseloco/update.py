@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.layout import CHUNK, Layout, Region, TensorLayout
-from protocol.types import Digest
+from murmur.protocol.layout import CHUNK, Layout, Region, TensorLayout
+from murmur.protocol.types import Digest
 from sparseloco import records as wire_records
 from sparseloco.quantize import level_values
 from sparseloco.topk import slabs, write_blocks

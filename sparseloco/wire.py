@@ -7,9 +7,9 @@ InvalidSubmission. Memory: the records once, plus one slab of chunks at a time.
 
 from dataclasses import dataclass
 
-from protocol.errors import InvalidSubmission
-from protocol.layout import Layout
-from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
+from murmur.protocol.errors import InvalidSubmission
+from murmur.protocol.layout import Layout
+from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 from sparseloco.topk import slabs
 from sparseloco.update import Records, Update
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from protocol import keys
-from protocol.errors import AccessDenied, NotSupported, ObjectReplaced, StorageError
-from protocol.ports import Bucket, Time
+from murmur.protocol import keys
+from murmur.protocol.errors import AccessDenied, NotSupported, ObjectReplaced, StorageError
+from murmur.protocol.ports import Bucket, Time
 from storage.realtime import REAL
 from storage.s3 import RangedBucket
 

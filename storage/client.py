@@ -12,8 +12,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from protocol.errors import ConfigError
-from protocol.types import Pointer, PublicPointer
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import Pointer, PublicPointer
 from storage import transport
 from storage.transport import Interrupted, Transport
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protocol.errors import ConfigError
-from protocol.ports import Task, Time
-from protocol.types import PeerId
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.ports import Task, Time
+from murmur.protocol.types import PeerId
 from storage.exchange import Data, Fault, Shelf, Wanted, fetch
 from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket

@@ -11,9 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
-from protocol.ports import Bucket, Time
-from protocol.types import PeerId
+from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from murmur.protocol.ports import Bucket, Time
+from murmur.protocol.types import PeerId
 from storage.realtime import REAL, seconds_until
 from storage.resume import Busy, Opening, Unwanted, brought, download_to, is_begun, keep, mapped, remove, whole_parts
 from storage.s3 import RangedBucket

@@ -3,7 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
-from protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError
 
 
 def new_folder(wanted: Path | None) -> Path:

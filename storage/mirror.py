@@ -7,9 +7,9 @@ May not decide whom to copy: the caller has checked every object.
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol import keys
-from protocol.ports import Time
-from protocol.types import Digest, PeerId
+from murmur.protocol import keys
+from murmur.protocol.ports import Time
+from murmur.protocol.types import Digest, PeerId
 from storage.exchange import publish
 from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket

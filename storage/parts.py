@@ -5,8 +5,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Protocol
 
-from protocol.errors import ObjectMissing, StorageError
-from protocol.ports import ObjectFacts
+from murmur.protocol.errors import ObjectMissing, StorageError
+from murmur.protocol.ports import ObjectFacts
 from storage import transport
 from storage.client import may_pass, pause
 from storage.refusals import asking, failures

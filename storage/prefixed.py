@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from protocol.ports import Multipart, ObjectFacts
+from murmur.protocol.ports import Multipart, ObjectFacts
 from storage.s3 import RangedBucket, Sink
 
 

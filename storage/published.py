@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol import keys
-from protocol.errors import UNKNOWN_KEY, WRONG_SECRET, AccessDenied, ObjectMissing, ObjectTooLarge
-from protocol.ports import Bucket, Time
+from murmur.protocol import keys
+from murmur.protocol.errors import UNKNOWN_KEY, WRONG_SECRET, AccessDenied, ObjectMissing, ObjectTooLarge
+from murmur.protocol.ports import Bucket, Time
 from storage.realtime import REAL, seconds_until
 
 _BYTES = 32

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Never
 
-from protocol.errors import AccessDenied
-from protocol.ports import Multipart
+from murmur.protocol.errors import AccessDenied
+from murmur.protocol.ports import Multipart
 
 
 class ReadOnly:

@@ -1,10 +1,10 @@
-"""The Time port of real nodes: this machine's clock and threads (protocol/ports.py, Time)."""
+"""The Time port of real nodes: this machine's clock and threads (murmur/protocol/ports.py, Time)."""
 
 import threading
 import time
 from collections.abc import Callable
 
-from protocol.ports import Time
+from murmur.protocol.ports import Time
 
 
 class RealTime:

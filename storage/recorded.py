@@ -1,7 +1,7 @@
 """A bucket recorded as files, readable without its server: `record` copies its objects, `RecordedBucket` reads them.
 
-Keys are strangers' text. Only keys made of the protocol's letters (protocol/keys.py) are copied and read; they become
-file names in one flat folder.
+Keys are strangers' text. Only keys made of the protocol's letters (murmur/protocol/keys.py) are copied and read; they
+become file names in one flat folder.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import BinaryIO
 
-from protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
-from protocol.keys import is_final, trial
-from protocol.ports import ObjectFacts
+from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from murmur.protocol.keys import is_final, trial
+from murmur.protocol.ports import ObjectFacts
 from storage.readonly import ReadOnly
 from storage.s3 import PART_BYTES, RangedBucket, Sink
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache
 
-from protocol.errors import (
+from murmur.protocol.errors import (
     UNKNOWN_KEY,
     WRONG_SECRET,
     AccessDenied,

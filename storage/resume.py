@@ -14,8 +14,8 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
-from protocol.ports import Time
+from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from murmur.protocol.ports import Time
 from storage.realtime import REAL, seconds_until
 from storage.s3 import PART_BYTES, RangedBucket
 

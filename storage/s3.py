@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from protocol.errors import (
+from murmur.protocol.errors import (
     AccessDenied,
     BucketMissing,
     ConfigError,
@@ -24,9 +24,9 @@ from protocol.errors import (
     ObjectTooLarge,
     StorageError,
 )
-from protocol.keys import is_final
-from protocol.ports import Bucket, Multipart, ObjectFacts
-from protocol.types import Pointer, PublicPointer
+from murmur.protocol.keys import is_final
+from murmur.protocol.ports import Bucket, Multipart, ObjectFacts
+from murmur.protocol.types import Pointer, PublicPointer
 from storage import transport
 from storage.client import PUBLIC, open_client, pause
 from storage.parts import Parts, ReadAt, Section, in_file, in_memory

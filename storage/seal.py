@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import SECTION_BYTES, leaf, leaves, root, sections_root
-from protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelope
-from protocol.ports import Signer, Verify
-from protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, Digest, PeerId, Reason
+from murmur.protocol.errors import InvalidMessage, InvalidSubmission
+from murmur.protocol.merkle import SECTION_BYTES, leaf, leaves, root, sections_root
+from murmur.protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelope
+from murmur.protocol.ports import Signer, Verify
+from murmur.protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, Digest, PeerId, Reason
 
 _BLOCK_BYTES = 16
 _PIECE_BYTES = 1 << 20

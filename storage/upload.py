@@ -14,8 +14,8 @@ from collections import deque
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from protocol.errors import AccessDenied, ObjectMissing, StorageError
-from protocol.ports import Bucket, Multipart, Time
+from murmur.protocol.errors import AccessDenied, ObjectMissing, StorageError
+from murmur.protocol.ports import Bucket, Multipart, Time
 from storage.exchange import persist
 from storage.realtime import REAL, seconds_until
 from storage.s3 import PART_BYTES, UPLOAD_THREADS

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from simulation.clock import Clock, Life
+from murmur.lab.simulation.clock import Clock, Life
 
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
@@ -39,18 +39,18 @@ def life() -> Iterator[Life]:
 
 LONGEST_FIRST = (
     "tests/storage/test_faults.py",
-    "tests/localnet/test_network.py",
+    "tests/lab/localnet/test_network.py",
     "tests/owner/test_amend.py",
     "tests/node/test_liars.py",
     "tests/training/test_parallel.py",
     "tests/node/test_tip.py",
     "tests/training/test_memory.py",
-    "tests/simulation/",
+    "tests/lab/simulation/",
     "tests/rounds/test_audit.py",
     "tests/rounds/test_words.py",
-    "tests/arena/test_attacks.py",
+    "tests/lab/arena/test_attacks.py",
     "tests/sparseloco/test_native.py",
-    "tests/localnet/",
+    "tests/lab/localnet/",
     "tests/rounds/",
     "tests/training/",
     "tests/node/",

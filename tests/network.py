@@ -14,38 +14,38 @@ import pytest
 import torch
 
 from gauntlet.agreement import abstention
-from node.chain import follower, retrying_chain
-from node.chain.subnet_terms import require_fit
-from node.config.adapters import Doors
-from node.node import Node
-from node.state.node_state import NodeState
-from node.state.saved import Saved
-from node.state.store import StateStore
-from node.sync import backoff
-from node.sync.amendments import settled
-from node.telemetry.events import Events, read_events
-from protocol import keys
-from protocol.errors import ConfigError
-from protocol.messages import encode_slot
-from protocol.run import Amendment, Run
-from protocol.spec import RunSpec
-from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid
-from rounds.collect import Collector
-from rounds.miner import Miner
-from rounds.pay import Pay
-from rounds.retention import Retention
-from rounds.score import Scores
-from rounds.validator import Validator
-from rounds.words import Words
-from simulation.clock import Clock, Killed, Life, Work
-from simulation.store import Link
+from murmur.data.shards import Shards
+from murmur.lab.simulation.clock import Clock, Killed, Life, Work
+from murmur.lab.simulation.store import Link
+from murmur.node.chain import follower, retrying_chain
+from murmur.node.chain.subnet_terms import require_fit
+from murmur.node.config.adapters import Doors
+from murmur.node.node import Node
+from murmur.node.state.node_state import NodeState
+from murmur.node.state.saved import Saved
+from murmur.node.state.store import StateStore
+from murmur.node.sync import backoff
+from murmur.node.sync.amendments import settled
+from murmur.node.telemetry.events import Events, read_events
+from murmur.protocol import keys
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.messages import encode_slot
+from murmur.protocol.run import Amendment, Run
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid
+from murmur.rounds.collect import Collector
+from murmur.rounds.miner import Miner
+from murmur.rounds.pay import Pay
+from murmur.rounds.retention import Retention
+from murmur.rounds.score import Scores
+from murmur.rounds.validator import Validator
+from murmur.rounds.words import Words
+from murmur.training import checkpoint
+from murmur.training.inner import InnerReport
+from murmur.training.replica import Replica, genesis_theta
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from tests.small_run import BLOCK_SECONDS, OWNER, data_set, small_spec
-from training import checkpoint
-from training.inner import InnerReport
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 MOST_BLOCKS = 5000
 """For whatever is not reached at all."""

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from protocol.spec import RunSpec
-from protocol.types import Digest, hotkey
+from murmur.data import build
+from murmur.data.shards import Shards
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, hotkey
 from tests.fakes.chain import FakeSigner, FakeWorld
-from training import build
-from training.shards import Shards
 
 BLOCK_SECONDS = 0.12
 """Modelled; time-outs follow from it."""

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from localnet.store import read_ready
-from localnet.training_text import text_data
-from node.cluster.bootstrap import open_shared
-from node.cluster.group_keys import Group, Token, parse_token
-from node.cluster.ledger import Ledger
-from protocol.types import PeerId
+from murmur.cluster.bootstrap import open_shared
+from murmur.cluster.group_keys import Group, Token, parse_token
+from murmur.cluster.ledger import Ledger
+from murmur.lab.localnet.store import read_ready
+from murmur.lab.localnet.training_text import text_data
+from murmur.protocol.types import PeerId
 from storage.realtime import REAL
 from tests.storage.conftest import served
 from tests.test_commands import Command, commands
@@ -26,9 +26,9 @@ from tests.test_documents import ROOT
 
 DOCUMENT = ROOT / "docs/cluster.md"
 ELSEWHERE = {
-    "murmur cluster demo --members 4 --kill 2": "tests/murmur/test_cluster.py",
-    "murmur cluster demo --spec configs/clusters/intellect-demo.toml": "tests/murmur/test_cluster.py",
-    "murmur plan --spec 150m --members 4": "tests/murmur/test_cluster_plan.py",
+    "murmur cluster demo --members 4 --kill 2": "tests/cli/test_cluster.py",
+    "murmur cluster demo --spec murmur/configs/clusters/intellect-demo.toml": "tests/cli/test_cluster.py",
+    "murmur plan --spec 150m --members 4": "tests/plan/test_cluster_plan.py",
 }
 LOCALLY = {
     "create": ["--local"],  # a store without https
@@ -68,7 +68,7 @@ class Machine:
         if program == "torchrun":
             at = words.index("neurons/member.py")
             return [sys.executable, str(ROOT / words[at]), *words[at + 1 :], *LOCALLY["member"]]
-        return [sys.executable, "-m", "murmur.command", *words, *LOCALLY.get(words[1], [])]
+        return [sys.executable, "-m", "murmur.cli.main", *words, *LOCALLY.get(words[1], [])]
 
     def type(self, command: Command) -> str:
         done = subprocess.run(
@@ -121,7 +121,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     store = tmp_path / "store"
-    with served(["-m", "localnet.seaweed", "--folder", str(store), "shared"], store / "ready.json"):
+    with served(["-m", "murmur.lab.localnet.seaweed", "--folder", str(store), "shared"], store / "ready.json"):
         ready = read_ready(store / "ready.json")
         user = ready.users["shared"]
         values = {

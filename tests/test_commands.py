@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from murmur.command import parse
-from murmur.doctor import slow_checks
-from node.config import settings
-from node.config.settings_sources import leaves, variable_of
-from node.doctor.start import CHECKS
-from node.telemetry import round_line
-from tests.localnet.harness import Run
+from murmur.cli.doctor import slow_checks
+from murmur.cli.main import parse
+from murmur.node.config import settings
+from murmur.node.config.settings_sources import leaves, variable_of
+from murmur.node.doctor.start import CHECKS
+from murmur.node.telemetry import round_line
+from tests.lab.localnet.harness import Run
 from tests.test_documents import MARKDOWN, PACKAGES, ROOT, relative
 
 HANDBOOK = [
@@ -48,7 +48,7 @@ ELSEWHERE = {
     "make setup": "how else would this run",
     "make test": "this is it",
     "make demo": "test_the_demo_of_the_makefile_is_the_one_that_is_described",
-    ".venv/bin/murmur localnet --chaos 7 --rounds 20 --validators 2 --miners 4": "tests/localnet/test_chaos.py",
+    ".venv/bin/murmur localnet --chaos 7 --rounds 20 --validators 2 --miners 4": "tests/lab/localnet/test_chaos.py",
 }
 NEEDS = re.compile(r"# needs (?:finney|R2|a clone)")
 PLACEHOLDERS = {"P": "8790", "NETUID": "1", "N": "1", "SEED": "1"}
@@ -283,7 +283,7 @@ def test_the_line_of_a_round_that_is_shown_is_one_that_a_node_tells(name: str, e
 
 
 def test_every_outcome_of_a_round_is_explained() -> None:
-    from protocol.types import Reason, Standing
+    from murmur.protocol.types import Reason, Standing
 
     text = (ROOT / "docs/troubleshooting.md").read_text().partition("earns nothing")[2].partition("## ")[0]
     named = {name for row in text.splitlines() for name in re.findall(r"`([A-Z_]+)`", row.split(" | ")[0])}
@@ -345,7 +345,7 @@ def test_a_command_of_the_documents_runs(command: Command, place: Path) -> None:
     if program == "python":
         line = [sys.executable, str(ROOT / words[0]), *words[1:]]
     else:
-        line = [sys.executable, "-m", "murmur.command", *words]
+        line = [sys.executable, "-m", "murmur.cli.main", *words]
     if words[0] == "dashboard":
         show_page(line, place)
         return

@@ -68,7 +68,7 @@ def test_every_path_of_ours_that_a_document_names_exists(document: Path) -> None
 
 def test_every_document_that_the_code_cites_exists() -> None:
     cited = {(relative(path), name) for path in SOURCES for name in CITED_FILE.findall(flowing(path))}
-    assert ("protocol/types.py", "docs/protocol.md") in cited
+    assert ("murmur/protocol/types.py", "docs/protocol.md") in cited
     assert not [(source, name) for source, name in sorted(cited) if not (ROOT / name).exists()]
 
 

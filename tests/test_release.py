@@ -54,7 +54,7 @@ def test_wheel_and_source_distribution_are_whole(tmp_path: Path) -> None:
     assert wheel.name.startswith(f"murmuration_node-{VERSION}-py3-none-")
     packages = PROJECT["tool"]["setuptools"]["packages"]
     code = {path for path in tracked("*.py") if str(Path(path).parent).replace("/", ".") in packages}
-    others = tracked("configs/*.toml", "post/*.toml", "dashboard/static/*", "*/py.typed")
+    others = tracked("murmur/configs/*.toml", "murmur/export/*.toml", "murmur/page/static/*", "*/py.typed")
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     assert code | others | {"sparseloco/murmur_codec.so"} <= held

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from murmur.command import parse
-from node.telemetry.events import read_events
-from tests.localnet.harness import assert_nothing_runs
+from murmur.cli.main import parse
+from murmur.node.telemetry.events import read_events
+from tests.lab.localnet.harness import assert_nothing_runs
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs/start-a-run.md").read_text(encoding="utf-8")

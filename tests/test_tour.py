@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from localnet.stations import Peers, arrows, flow
-from murmur import presets
-from protocol.messages import encode_selection
-from protocol.types import Reason
+from murmur.lab.localnet.stations import Peers, arrows, flow
+from murmur.plan import presets
+from murmur.protocol.messages import encode_selection
+from murmur.protocol.types import Reason
+from murmur.training.loader import sequences
 from tests.test_documents import ROOT
-from training.loader import sequences
 
 TOUR = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
 SKELETON = ROOT / "docs/one_round.py"

@@ -158,7 +158,7 @@ def test_no_function_and_no_file_is_too_long(path: Path) -> None:
     assert len(source.splitlines()) <= LONGEST_FILE
 
 
-KNOW_THE_RANK = ("training/parallel.py", "post/trainer.py")
+KNOW_THE_RANK = ("murmur/training/parallel.py", "murmur/export/trainer.py")
 """Of the nodes, and of fine-tuning, which is accelerate's to spread."""
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from benchmarks.evidence.runs import Texts
 from benchmarks.evidence.sources import SOURCES, Source
-from localnet.training_text import cache_folder
-from murmur.command import main as murmur
-from training.shards import Shards
+from murmur.cli.main import main as murmur
+from murmur.data.shards import Shards
+from murmur.lab.localnet.training_text import cache_folder
 
 DOCUMENT_BYTES = 128 << 10
 SOURCE_BYTES = 6 << 20

@@ -35,7 +35,7 @@ def _open(place: Place) -> None:
     import torch
 
     from benchmarks.evidence.corpus import open_corpus
-    from training.build import end_with_parent
+    from murmur.data.build import end_with_parent
 
     global _texts
     end_with_parent()

@@ -14,12 +14,12 @@ from quantiser_study import whole
 from torch import Tensor
 
 from benchmarks.evidence.settings import Setting
-from protocol.layout import CHUNK, Layout
+from murmur.protocol.layout import CHUNK, Layout
+from murmur.training.checkpoint import Saved
+from murmur.training.replica import Replica
 from sparseloco.feedback import accumulate
 from sparseloco.outer import OuterState, bounds
 from sparseloco.update import Norms, Update
-from training.checkpoint import Saved
-from training.replica import Replica
 
 Tensors = dict[str, Tensor]
 Sent = Update | Tensors

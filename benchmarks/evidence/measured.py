@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.evidence import existing, figures
 from benchmarks.evidence.answers import Answer
 from benchmarks.evidence.view import View
-from murmur import presets
-from training.plan import Plan
+from murmur.plan import presets
+from murmur.plan.requirements import Plan
 
 CHEATS = {
     "half_work": "half the work",

@@ -21,16 +21,16 @@ from torch import Tensor
 
 from benchmarks.evidence.exchange import Exchange, Sent, exchange_of, saved_as
 from benchmarks.evidence.settings import Part, Setting, payload_bytes
-from protocol.assignment import assigned
-from protocol.spec import TrainingSpec
-from protocol.types import PeerId
+from murmur.data.shards import Shards, Split
+from murmur.protocol.assignment import assigned
+from murmur.protocol.spec import TrainingSpec
+from murmur.protocol.types import PeerId
+from murmur.training.evaluate import held_out_sequences
+from murmur.training.loader import sequences
+from murmur.training.parallel import Ranks
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.floats import NonFinite
 from sparseloco.update import Update
-from training.evaluate import held_out_sequences
-from training.loader import sequences
-from training.parallel import Ranks
-from training.replica import Replica, genesis_theta
-from training.shards import Shards, Split
 
 Point = dict[str, Any]
 """{"round", "tokens": trained on by all together, "sent": bytes that one peer has uploaded, "loss": nats a token, None

@@ -6,8 +6,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal, Self, get_args
 
-from protocol.layout import CHUNK
-from protocol.spec import CompressionSpec, DataSpec, InnerSpec, ModelSpec, OuterSpec, TrainingSpec
+from murmur.protocol.layout import CHUNK
+from murmur.protocol.spec import CompressionSpec, DataSpec, InnerSpec, ModelSpec, OuterSpec, TrainingSpec
 
 Method = Literal["ddp", "diloco", "diloco-int8", "sparseloco"]
 Optimizer = Literal["adamw", "muon"]

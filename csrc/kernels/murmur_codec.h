@@ -41,7 +41,7 @@ enum murmur_rule {
     MURMUR_PROBE = 2             /* one payload: out = theta - w * v, without a sum that starts at +0 */
 };
 
-/* A grid of down x across blocks of one shape in a tensor (protocol/layout.py, Region). Block (i, j) begins at element
+/* A grid of down x across blocks of one shape in a tensor (murmur/protocol/layout.py, Region). Block (i, j) begins at element
  * start + i * height * row_step + j * width; its rows lie row_step elements apart; its record begins at byte
  * record + i * record_step + j * (size of a record). A block is at most 64 wide, or one row. */
 typedef struct murmur_region {

@@ -1,1 +1,2 @@
-"""`murmur cluster`: a run among members who trust each other, over one bucket."""
+"""A cluster's decisions as pure functions: which members live, whether a round ends, whose updates it has, how long
+a member trains. Their inputs come from murmur/cluster/ledger.py."""

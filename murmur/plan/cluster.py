@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from cluster.presence import STUCK_SILENCES
-from murmur import presets
-from murmur.plan.command import machine, measured_or_given, rates_table, too_small
+from murmur.cli.plan.command import machine, measured_or_given, rates_table, too_small
+from murmur.cluster.presence import STUCK_SILENCES
+from murmur.plan import presets
+from murmur.plan.member import SLOWEST_BYTES, ClusterPlan
+from murmur.plan.requirements import link
 from murmur.plan.timetable import (
     duration,
     gpu_memory,
@@ -21,12 +23,10 @@ from murmur.plan.timetable import (
     verdict,
     wrapped,
 )
-from protocol.cluster import ClusterSpec
-from protocol.errors import ConfigError
-from protocol.types import MAX_UIDS
-from training.cluster import SLOWEST_BYTES, ClusterPlan
-from training.plan import link
-from training.sizes import size_words
+from murmur.protocol.cluster import ClusterSpec
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import MAX_UIDS
+from murmur.training.sizes import size_words
 
 LINK_MBPS = 500.0
 """Speed in each direction, unless given."""

@@ -1,4 +1,4 @@
-"""`murmur plan --measure`: this machine's own rates instead of the stated ones (training/rates.py).
+"""`murmur plan --measure`: this machine's own rates instead of the stated ones (murmur/plan/rates.py).
 
 Every rate is the median of three runs of a node's own calls, on a sample of a few hundred megabytes, by one thread and
 by all. Training is tried (murmur/plan/training_speed.py). The plan keeps free the time by which a slow quarter of its
@@ -23,13 +23,13 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
+from murmur.plan.rates import Rate
+from murmur.plan.requirements import TrainerPlan
 from murmur.plan.training_speed import Tell, Trial, trial
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
-from training.plan import TrainerPlan
-from training.rates import Rate
 
 SAMPLE_BYTES = 256 << 20
 SLOW_BYTES = 64 << 20
@@ -91,7 +91,7 @@ class _Machine:
     home: Path
 
     def host_rates(self) -> dict[str, Rate]:
-        """Return the rates by their names in training/rates.py Rates."""
+        """Return the rates by their names in murmur/plan/rates.py Rates."""
         values = torch.randn(SAMPLE_BYTES // 4)
         data = bytes(values[: SLOW_BYTES // 4].numpy().tobytes())
         self.tell("memory")

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from murmur.presets import NO_DATA
-from protocol.run import Run
-from training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_total
-from training.phases import COPIES, POST_BLOCKS, Opening, Phase
-from training.plan import COVENANT, ROLES, Plan, TrainerPlan, transfer_seconds, utilization
-from training.rate_milestones import milestones
-from training.sizes import size_words
-from training.timeline import Timed
+from murmur.plan.phases import COPIES, POST_BLOCKS, Opening, Phase
+from murmur.plan.presets import NO_DATA
+from murmur.plan.rate_milestones import milestones
+from murmur.plan.requirements import COVENANT, ROLES, Plan, TrainerPlan, transfer_seconds, utilization
+from murmur.plan.timeline import Timed
+from murmur.protocol.run import Run
+from murmur.training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_total
+from murmur.training.sizes import size_words
 
 GB = 10**9
 MARKS: dict[Opening, str] = {
@@ -283,7 +283,7 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
         f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; {data}; transfers have the link to "
         f"themselves. {plan.validators} validators of equal stake share {COPIES} copies of each payload. A validator "
         f"evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
-        "this release (training/phases.py).",
+        "this release (murmur/plan/phases.py).",
         "",
     )
 

@@ -1,7 +1,8 @@
 """This machine's training speed: a trial of a node's own inner step, on as many of the model's layers as fit.
 
-The step is the node's (training/inner.py): its threads, its micro-batch, the clipping of gradients, layers compiled on
-a GPU. One-time costs of the first steps are excluded. A model too large for a whole batch is tried on a smaller one.
+The step is the node's (murmur/training/inner.py): its threads, its micro-batch, the clipping of gradients, layers
+compiled on a GPU. One-time costs of the first steps are excluded. A model too large for a whole batch is tried on a
+smaller one.
 """
 
 import time
@@ -14,13 +15,13 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
-from protocol.spec import ModelSpec, TrainingSpec
-from training.batch_trial import Fit, fit_cpu, fit_planned
-from training.inner import autocast
-from training.model import Transformer, initialise
-from training.muon_assignment import muon_flops
-from training.optimizer import make_optimizer
-from training.sizes import Recompute, flops_per_token
+from murmur.protocol.spec import ModelSpec, TrainingSpec
+from murmur.training.batch_trial import Fit, fit_cpu, fit_planned
+from murmur.training.inner import autocast
+from murmur.training.model import Transformer, initialise
+from murmur.training.muon_assignment import muon_flops
+from murmur.training.optimizer import make_optimizer
+from murmur.training.sizes import Recompute, flops_per_token
 
 TRIALS = 9
 """Passes from which the median, the quickest and a slow quarter are taken."""

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.cluster import ClusterSpec, build_cluster
-from protocol.errors import ConfigError
-from training.cluster import ClusterPlan
-from training.plan import link
-from training.rates import Rate, Rates
+from murmur.plan.member import ClusterPlan
+from murmur.plan.rates import Rate, Rates
+from murmur.plan.requirements import link
+from murmur.protocol.cluster import ClusterSpec, build_cluster
+from murmur.protocol.errors import ConfigError
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_links import MODEL, Scaled, beside_transfers, planned, small, the_plan
-from murmur import presets
-from owner.folder import to_toml
-from protocol.spec import RunSpec
-from training.plan import Plan
-from training.rates import Rate, Rates
+from murmur.owner.folder import to_toml
+from murmur.plan import presets
+from murmur.plan.rates import Rate, Rates
+from murmur.plan.requirements import Plan
+from murmur.protocol.spec import RunSpec
 
 RATES = Rates(threads=2, compute=Rate(3e10), call=Rate(1e6))
 

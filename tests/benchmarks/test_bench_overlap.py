@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from murmur.data.shards import Shards
+from murmur.training.replica import Replica, genesis_theta
 from tests.small_run import data_set
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {

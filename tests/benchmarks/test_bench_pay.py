@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.layout import Layout
-from protocol.types import PeerId, Uid
+from murmur.data.shards import Shards
+from murmur.protocol.layout import Layout
+from murmur.protocol.types import PeerId, Uid
+from murmur.training.replica import ERROR, genesis_theta
+from murmur.training.schedule import lr_at
 from sparseloco import ops
 from tests.small_run import data_set
 from tests.specs import toy_spec
-from training.replica import ERROR, genesis_theta
-from training.schedule import lr_at
-from training.shards import Shards
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {

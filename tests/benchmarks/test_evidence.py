@@ -9,13 +9,13 @@ from benchmarks.evidence import exchange, rows
 from benchmarks.evidence.exchange import errors_of, pseudo_gradient, through_int8
 from benchmarks.evidence.runs import Run, Texts, key_of, paced, train
 from benchmarks.evidence.settings import SIZES, Setting, payload_bytes
-from protocol.spec import ModelSpec
+from murmur.data.shards import Shards
+from murmur.protocol.spec import ModelSpec
+from murmur.training.inner import inner_round
+from murmur.training.model import Transformer
+from murmur.training.optimizer import make_optimizer
 from sparseloco.update import Update
 from tests.small_run import data_set
-from training.inner import inner_round
-from training.model import Transformer
-from training.optimizer import make_optimizer
-from training.shards import Shards
 
 SIZES["test"] = ModelSpec(vocabulary=264, layers=1, width=16, heads=2, kv_heads=1, ffn=32, context=32)
 SMALL = Setting("sparseloco", size="test", peers=2, sequences=2, inner_steps=2, steps=8, evaluated=8, points=2)

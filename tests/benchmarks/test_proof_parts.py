@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from arena.stage import make_spec
+from murmur.lab.arena.stage import make_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol.layout import CHUNK, record_bytes
+from murmur.protocol.layout import CHUNK, record_bytes
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco import outer, reference
 from sparseloco.quantize import level_codes, level_values
 from tests.specs import toy_spec
-from training.replica import Replica, genesis_theta
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
-from chain import operator
-from chain.adapter import SubtensorChain, open_chain
-from chain.devnet import launch
-from chain.devnet.genesis import Genesis
-from chain.keys import HotkeySigner
-from protocol.ports import Chain
-from protocol.types import PeerId
+from murmur.chain import operator
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.keys import HotkeySigner
+from murmur.lab.devnet import launch
+from murmur.lab.devnet.genesis import Genesis
+from murmur.protocol.ports import Chain
+from murmur.protocol.types import PeerId
 from tests.fakes.chain import FakeSigner, FakeWorld
 
 NETUID = 2

@@ -13,11 +13,11 @@ import pytest
 from bittensor.result import ChainError as Refusal
 from bittensor.result import ExtrinsicResult, RpcConnectionError
 
-from chain import submission
-from chain.adapter import SubtensorChain, open_chain
-from chain.connection import Connection
-from protocol.errors import STATE_PRUNED, ChainError, ConfigError
-from protocol.types import Uid
+from murmur.chain import submission
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.connection import Connection
+from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError
+from murmur.protocol.types import Uid
 from tests.chain.stubs import WALLET, Stub
 from tests.forked import exit_code
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from chain import operator, reading
-from chain.adapter import SubtensorChain, open_chain
-from chain.devnet import launch
-from chain.devnet.genesis import Genesis
-from chain.keys import HotkeySigner
-from chain.session import Session
-from chain.submission import GIVE_UP_BLOCKS
-from protocol.errors import STATE_PRUNED, ChainError
-from protocol.types import Uid
+from murmur.chain import operator, reading
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.keys import HotkeySigner
+from murmur.chain.session import Session
+from murmur.chain.submission import GIVE_UP_BLOCKS
+from murmur.lab.devnet import launch
+from murmur.lab.devnet.genesis import Genesis
+from murmur.protocol.errors import STATE_PRUNED, ChainError
+from murmur.protocol.types import Uid
 from tests.chain.harness import NETUID, wallet
 
 OWNER = wallet("//adapter//owner")

@@ -7,11 +7,11 @@ import pytest
 from bittensor.result import ChainError as Refusal
 from bittensor.result import RpcConnectionError
 
-from chain import archives
-from chain.archives import Archives
-from chain.connection import Connection
-from chain.session import Session
-from protocol.errors import STATE_PRUNED, ChainError
+from murmur.chain import archives
+from murmur.chain.archives import Archives
+from murmur.chain.connection import Connection
+from murmur.chain.session import Session
+from murmur.protocol.errors import STATE_PRUNED, ChainError
 from tests.chain.stubs import Stub
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain import beacon
-from chain.devnet.codec import Codec
-from chain.devnet.metadata import load_metadata
+from murmur.chain import beacon
+from murmur.lab.devnet.codec import Codec
+from murmur.lab.devnet.metadata import load_metadata
 
 U16 = st.integers(0, 65535)
 WEIGHTS = st.builds(

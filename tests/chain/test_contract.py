@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ChainError
-from protocol.messages import encode_slot, parse_slot
-from protocol.ports import Chain
-from protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Slot, Subnet, Uid, Word
+from murmur.protocol.errors import ChainError
+from murmur.protocol.messages import encode_slot, parse_slot
+from murmur.protocol.ports import Chain
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Slot, Subnet, Uid, Word
 from tests.chain.harness import EPOCH, FINALITY_LAG, RATE_LIMIT, DevnetHarness, FakeHarness, Harness
 
 POINTER = Pointer("https://s3.example", "bucket", "access", "secret")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ChainError
-from protocol.types import Peer, PeerId, Uid
+from murmur.protocol.errors import ChainError
+from murmur.protocol.types import Peer, PeerId, Uid
 from tests.fakes.chain import FakeSigner, FakeWorld, fake_verify
 
 ONE, TWO = FakeSigner("one"), FakeSigner("two")

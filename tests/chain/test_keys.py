@@ -9,9 +9,9 @@ from bittensor.sp_core import Keypair
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chain.keys import HotkeySigner, create_wallet, open_wallet, verify
-from protocol.errors import ConfigError
-from protocol.types import PeerId, hotkey
+from murmur.chain.keys import HotkeySigner, create_wallet, open_wallet, verify
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import PeerId, hotkey
 
 ALICE = Keypair.create_from_uri("//Alice")
 

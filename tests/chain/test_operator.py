@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from chain import operator
-from chain.adapter import SubtensorChain, open_chain
-from chain.devnet import launch
-from chain.devnet.genesis import Genesis
-from protocol.errors import ChainError
-from protocol.types import PeerId, Uid
+from murmur.chain import operator
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.lab.devnet import launch
+from murmur.lab.devnet.genesis import Genesis
+from murmur.protocol.errors import ChainError
+from murmur.protocol.types import PeerId, Uid
 from tests.chain.harness import NETUID, wallet
 
 OWNER, MINER, POOR = wallet("//operator//owner"), wallet("//operator//miner"), wallet("//operator//poor")

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chain.slots import decode_fields, decode_slot, encode_fields
-from protocol.messages import encode_slot
-from protocol.types import Commitment, Digest, Pointer, Slot
+from murmur.chain.slots import decode_fields, decode_slot, encode_fields
+from murmur.protocol.messages import encode_slot
+from murmur.protocol.types import Commitment, Digest, Pointer, Slot
 
 
 def rendered(field: dict[str, bytes]) -> dict[str, object]:
@@ -21,7 +21,7 @@ def rendered(field: dict[str, bytes]) -> dict[str, object]:
     return {variant: "0x" + data.hex() if data else []}
 
 
-# Text that spells hex is the one rendering that reads as something else; see chain/slots.py.
+# Text that spells hex is the one rendering that reads as something else; see murmur/chain/slots.py.
 FIELD = st.binary(max_size=512).filter(lambda data: not data.startswith(b"0x"))
 
 

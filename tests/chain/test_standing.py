@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from bittensor.result import ChainError as Refusal
 
-from protocol.errors import STATE_PRUNED, ChainError
+from murmur.protocol.errors import STATE_PRUNED, ChainError
 from tests.chain.stubs import ALICE
 from tests.chain.test_weights import Revealing, chain_on
 

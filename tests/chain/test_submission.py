@@ -8,10 +8,10 @@ import pytest
 from bittensor._transport.errors import SubstrateRequestException
 from bittensor.result import ExtrinsicResult, RpcConnectionError, chain_error_from_substrate_request
 
-from chain import submission
-from chain.adapter import SubtensorChain, open_chain
-from chain.submission import GIVE_UP_BLOCKS, UNSEEN_BLOCKS
-from protocol.errors import ChainError
+from murmur.chain import submission
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.submission import GIVE_UP_BLOCKS, UNSEEN_BLOCKS
+from murmur.protocol.errors import ChainError
 from tests.chain.stubs import ALICE, WALLET, Stub
 
 FIELDS = (b"x",)

@@ -13,12 +13,12 @@ from bittensor.result import ExtrinsicResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain import beacon, reading, submission
-from chain.adapter import SubtensorChain, open_chain
-from chain.devnet.codec import compact
-from chain.weights import Terms, require, row
-from protocol.errors import UNKNOWN_BEACON, ChainError
-from protocol.types import PeerId, Uid, hotkey
+from murmur.chain import beacon, reading, submission
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.weights import Terms, require, row
+from murmur.lab.devnet.codec import compact
+from murmur.protocol.errors import UNKNOWN_BEACON, ChainError
+from murmur.protocol.types import PeerId, Uid, hotkey
 from tests.chain.stubs import ALICE, BOB, WALLET, Stub
 
 QUICKNET = (

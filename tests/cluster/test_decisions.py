@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.choosing import choose
-from cluster.closing import closing, grace_seconds
-from cluster.pace import LATE, SPREAD, least_steps, seconds_left
-from cluster.presence import STUCK_SILENCES, Presence
-from protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
-from protocol.types import Digest, PeerId
+from murmur.cluster.choosing import choose
+from murmur.cluster.closing import closing, grace_seconds
+from murmur.cluster.pace import LATE, SPREAD, least_steps, seconds_left
+from murmur.cluster.presence import STUCK_SILENCES, Presence
+from murmur.protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
+from murmur.protocol.types import Digest, PeerId
 
 RULES = ClusterTable()
 LINK, OTHER = Digest(b"\1" * 32), Digest(b"\2" * 32)

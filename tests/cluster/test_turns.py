@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from cluster.turns import turns
-from protocol.types import Digest
+from murmur.cluster.turns import turns
+from murmur.protocol.types import Digest
 from tests.cluster.test_decisions import member
 
 

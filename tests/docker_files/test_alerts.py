@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.telemetry.metrics import Metrics
+from murmur.node.telemetry.metrics import Metrics
 
 PROMTOOL = shutil.which("promtool")
 ALERTS = Path(__file__).parents[2] / "docker" / "alerts.yml"

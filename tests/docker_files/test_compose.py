@@ -13,8 +13,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from node.config import settings, settings_sources
-from node.telemetry.events import Events
+from murmur.node.config import settings, settings_sources
+from murmur.node.telemetry.events import Events
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -134,7 +134,7 @@ def test_a_node_keeps_its_state_reads_its_wallets_and_starts_again(name: str) ->
 @pytest.mark.parametrize("name", NODES)
 def test_a_stopped_node_has_time_for_an_upload(name: str) -> None:
     """The largest object that the design plans for, a 72B model's, at the default link of a RunSpec."""
-    from protocol.spec import ClockSpec
+    from murmur.protocol.spec import ClockSpec
 
     upload_mbps = ClockSpec.model_fields["upload_mbps"].default
     seconds = 72e9 / 4096 * 82 * 8e-6 / upload_mbps
@@ -305,7 +305,7 @@ def test_the_defaults_that_the_example_shows_are_those_of_the_node() -> None:
 def test_the_example_as_it_stands_names_what_is_missing() -> None:
     text = (DOCKER / ".env.example").read_text()
     variables = dict(re.findall(r"^([A-Z][A-Z_]+)=(.*)$", text, flags=re.MULTILINE))
-    from protocol.errors import ConfigError
+    from murmur.protocol.errors import ConfigError
 
     with pytest.raises(ConfigError) as refusal:
         settings.load("miner", "", [], variables)
@@ -406,7 +406,7 @@ def test_a_node_is_healthy_while_it_counts(outcome: str | None, healthy: bool, t
         for round in range(5):
             events.emit("round_outcome", round, outcome=outcome, next_set=None)
     for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}):
-        command = [sys.executable, "-m", "murmur.command", *words[1:]]
+        command = [sys.executable, "-m", "murmur.cli.main", *words[1:]]
         result = subprocess.run(command, cwd=ROOT, env=environment, timeout=120)
         assert (result.returncode == 0) == healthy
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from prometheus_client import generate_latest
 
-from node.telemetry.metrics import Metrics
+from murmur.node.telemetry.metrics import Metrics
 
 DOCKER = Path(__file__).parents[2] / "docker"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.program.process import EXIT_CONFIG, EXIT_UPDATE
+from murmur.node.program.process import EXIT_CONFIG, EXIT_UPDATE
 
 START = Path(__file__).parents[2] / "docker" / "start.py"
 SECONDS = 120.0

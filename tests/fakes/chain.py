@@ -1,8 +1,8 @@
 """The simulation's chain is the tests' fake of the Chain port."""
 
-from simulation.signer import HashSigner as FakeSigner
-from simulation.signer import hash_verify as fake_verify
-from simulation.world import World as FakeWorld
-from simulation.world import WorldChain as FakeChain
+from murmur.lab.simulation.signer import HashSigner as FakeSigner
+from murmur.lab.simulation.signer import hash_verify as fake_verify
+from murmur.lab.simulation.world import World as FakeWorld
+from murmur.lab.simulation.world import WorldChain as FakeChain
 
 __all__ = ["FakeChain", "FakeSigner", "FakeWorld", "fake_verify"]

@@ -1,4 +1,4 @@
-"""A folder in place of everybody's buckets (training/remote_files.py, Remote)."""
+"""A folder in place of everybody's buckets (murmur/data/remote_files.py, Remote)."""
 
 import shutil
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from protocol.errors import ObjectMissing
-from training.remote_files import File, Part
+from murmur.data.remote_files import File, Part
+from murmur.protocol.errors import ObjectMissing
 
 
 @dataclass

@@ -10,20 +10,9 @@ from functools import cache
 from hashlib import sha256, shake_256
 from random import Random
 
-from gauntlet.agreement import (
-    Agreed,
-    Log,
-    Pair,
-    Post,
-    Tip,
-    abstention,
-    moved,
-    outcome,
-    start,
-    word_for,
-)
-from protocol.run import Amendment, Run
-from protocol.types import Commitment, Digest, Peer, PeerId, Selection, Slot, Uid, Word
+from gauntlet.agreement import Agreed, Log, Pair, Post, Tip, abstention, moved, outcome, start, word_for
+from murmur.protocol.run import Amendment, Run
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, Slot, Uid, Word
 from tests.gauntlet.agreement_scenes import (
     ANNOUNCED,
     CLOCK,

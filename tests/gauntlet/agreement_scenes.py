@@ -18,9 +18,9 @@ from gauntlet.agreement import (
     start,
     word_for,
 )
-from protocol.messages import first_link
-from protocol.run import Run
-from protocol.types import Commitment, Digest, Peer, PeerId, Slot, Uid, Word
+from murmur.protocol.messages import first_link
+from murmur.protocol.run import Run
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Slot, Uid, Word
 from tests.gauntlet.world import COMMIT_HASH, POINTER, RUN, THETA, digest, peer_id
 
 CLOCK = RUN.clock

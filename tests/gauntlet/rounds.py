@@ -19,9 +19,9 @@ from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
 from gauntlet.sketch import Sample
 from gauntlet.weights import weights
-from protocol.messages import canonical_json, first_link, parse_json
-from protocol.run import Run
-from protocol.types import Page, Peer, Slot, Uid
+from murmur.protocol.messages import canonical_json, first_link, parse_json
+from murmur.protocol.run import Run
+from murmur.protocol.types import Page, Peer, Slot, Uid
 from sparseloco.outer import OuterState, Scales
 from sparseloco.update import Update
 from tests.gauntlet.world import (

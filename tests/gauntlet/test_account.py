@@ -24,7 +24,7 @@ from gauntlet.account import (
 from gauntlet.average import Average, error
 from gauntlet.book import PRESENCE_DECAY, PeerRecord, eligible
 from gauntlet.report import Row
-from protocol.types import Reason, Standing, Uid
+from murmur.protocol.types import Reason, Standing, Uid
 from tests.gauntlet.world import SPEC
 
 RULES = SPEC.gauntlet

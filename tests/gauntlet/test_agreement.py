@@ -9,20 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gauntlet.agreement import (
-    Agreed,
-    Order,
-    abstention,
-    named,
-    order_of,
-    pairs_named,
-    posts_in,
-    said,
-    word_for,
-)
-from protocol.messages import link_of
-from protocol.run import Amendment, Run
-from protocol.types import Commitment, Peer, Selection, Slot, Uid
+from gauntlet.agreement import Agreed, Order, abstention, named, order_of, pairs_named, posts_in, said, word_for
+from murmur.protocol.messages import link_of
+from murmur.protocol.run import Amendment, Run
+from murmur.protocol.types import Commitment, Peer, Selection, Slot, Uid
 from tests.gauntlet.agreement_scenes import (
     EQUAL,
     FORK,

@@ -18,7 +18,7 @@ from gauntlet.agreement import (
     votes,
     word_for,
 )
-from protocol.types import PeerId, Uid
+from murmur.protocol.types import PeerId, Uid
 from tests.gauntlet.agreement_reference import (
     PAIRS,
     plain_pair,

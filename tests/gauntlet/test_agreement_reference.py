@@ -4,19 +4,8 @@ from collections import Counter
 from fractions import Fraction
 from random import Random
 
-from gauntlet.agreement import (
-    Agreed,
-    Log,
-    Tip,
-    agreed,
-    electorate,
-    moved,
-    order_of,
-    outcome,
-    remembered,
-    votes,
-)
-from protocol.run import Run
+from gauntlet.agreement import Agreed, Log, Tip, agreed, electorate, moved, order_of, outcome, remembered, votes
+from murmur.protocol.run import Run
 from tests.gauntlet.agreement_reference import (
     plain_agreed,
     plain_places,

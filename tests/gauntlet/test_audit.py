@@ -16,9 +16,9 @@ from gauntlet.facts import Row as OnChain
 from gauntlet.observed import Unobserved
 from gauntlet.remembered import Remembered
 from gauntlet.report import Report, parse_report
-from protocol.errors import InvalidMessage
-from protocol.messages import canonical_json, parse_json
-from protocol.types import PeerId, Reason, Uid, Word, hotkey
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import canonical_json, parse_json
+from murmur.protocol.types import PeerId, Reason, Uid, Word, hotkey
 from tests.gauntlet import rounds
 from tests.gauntlet.rounds import Played, play_rounds
 from tests.gauntlet.world import OWNER, Miner, digest, peer_id

@@ -28,10 +28,10 @@ from gauntlet.rating import Rating
 from gauntlet.remembered import Remembered
 from gauntlet.selection import peer_score, standing
 from gauntlet.weights import merit
-from protocol.errors import InvalidMessage
-from protocol.messages import canonical_json
-from protocol.spec import GauntletSpec
-from protocol.types import LossScore, Reason, Rejection
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import canonical_json
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import LossScore, Reason, Rejection
 from tests.gauntlet.world import COMMIT_HASH, checked, evaluation, make_update, peer_id
 
 SPEC = GauntletSpec()

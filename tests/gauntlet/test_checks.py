@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gauntlet.checks import Doors, Gathered
 from gauntlet.commitment import is_judged, is_late
-from protocol.merkle import sections_root
-from protocol.messages import ENVELOPE_BYTES, parse_envelope
-from protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Uid, Word
+from murmur.protocol.merkle import sections_root
+from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Uid, Word
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from sparseloco.wire import encode

@@ -18,8 +18,8 @@ from gauntlet.agreement import (
     votes,
     word_for,
 )
-from protocol.messages import first_link
-from protocol.types import Commitment, Peer, Slot, Uid
+from murmur.protocol.messages import first_link
+from murmur.protocol.types import Commitment, Peer, Slot, Uid
 from tests.gauntlet.agreement_scenes import (
     ANNOUNCED,
     CLOCK,

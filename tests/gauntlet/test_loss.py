@@ -8,7 +8,7 @@ import pytest
 from gauntlet.evaluation import Samples
 from gauntlet.loss import bounded, evaluate
 from gauntlet.proof import NO_PROOF
-from protocol.types import Page
+from murmur.protocol.types import Page
 from sparseloco.outer import OuterState, bounds
 from tests.gauntlet.world import SPEC, make_update, peer_id, submission
 

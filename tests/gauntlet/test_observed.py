@@ -10,7 +10,7 @@ from gauntlet.book import RoundOutcome, ScoreBook, eligible, fold
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.observed import BLIND, PATIENCE_ROUNDS, Looked, Unobserved, is_unreadable, pass_over
-from protocol.types import LossScore, PeerId, Reason, Rejection
+from murmur.protocol.types import LossScore, PeerId, Reason, Rejection
 from tests.gauntlet.world import CLOCK, make_spec, peer_id
 
 SPEC = make_spec().gauntlet

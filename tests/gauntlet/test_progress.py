@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from arena import forge
 from gauntlet.progress import BEFORE, MEASURED_VALUES, progress, shown
 from gauntlet.remembered import Remembered, guides, looked_at
 from gauntlet.sketch import Sample, Sketch
-from protocol.layout import Layout
-from protocol.spec import PROGRESS_ROUNDS
-from protocol.types import PeerId
+from murmur.lab.arena import forge
+from murmur.protocol.layout import Layout
+from murmur.protocol.spec import PROGRESS_ROUNDS
+from murmur.protocol.types import PeerId
 from sparseloco.update import Update
 from tests.gauntlet.world import digest, peer_id, submission
 

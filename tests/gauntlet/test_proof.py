@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gauntlet.average import NOTHING, Average, error
 from gauntlet.proof import floor, gap, leads, score_floor, usual, usual_variance
-from protocol.spec import GauntletSpec
+from murmur.protocol.spec import GauntletSpec
 
 SPEC = GauntletSpec()
 UNIT = Average(0.15, 0.9)

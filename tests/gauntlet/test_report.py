@@ -10,9 +10,9 @@ import pytest
 from gauntlet.account import account, briefly
 from gauntlet.report import MAX_DETAIL_CHARACTERS, parse_report
 from gauntlet.selection import peer_score
-from protocol.errors import InvalidMessage
-from protocol.messages import DOCUMENT_MAX_BYTES, canonical_json, parse_json
-from protocol.types import Standing, hotkey
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import DOCUMENT_MAX_BYTES, canonical_json, parse_json
+from murmur.protocol.types import Standing, hotkey
 from tests.gauntlet.rounds import SPEC, VALIDATOR, Played, play_rounds
 from tests.gauntlet.world import OWNER, peer_id
 

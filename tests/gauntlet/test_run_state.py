@@ -2,20 +2,9 @@
 
 from dataclasses import replace
 
-from gauntlet.agreement import (
-    MEMORY_ROUNDS,
-    SEAT_ROUNDS,
-    Agreed,
-    Outcome,
-    Post,
-    Tip,
-    moved,
-    outcome,
-    start,
-    word_for,
-)
-from protocol.messages import link_of
-from protocol.run import Amendment
+from gauntlet.agreement import MEMORY_ROUNDS, SEAT_ROUNDS, Agreed, Outcome, Post, Tip, moved, outcome, start, word_for
+from murmur.protocol.messages import link_of
+from murmur.protocol.run import Amendment
 from tests.gauntlet.agreement_scenes import FORK, LINK, OURS, POISON, ROUND, A, D, History, X, log_of, say
 from tests.gauntlet.world import RUN, digest
 

@@ -7,8 +7,8 @@ import pytest
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook, in_doubt
 from gauntlet.sampling import Seed, pick, references, samples
-from protocol.assignment import assigned
-from protocol.spec import GauntletSpec
+from murmur.protocol.assignment import assigned
+from murmur.protocol.spec import GauntletSpec
 from tests.gauntlet.world import SPEC, digest, make_spec, peer_id
 
 PEERS = [peer_id(i) for i in range(40)]

@@ -9,8 +9,8 @@ from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.rating import Rating
 from gauntlet.selection import Ranking, in_order, peer_score, standing
 from gauntlet.weights import lasting, weights
-from protocol.spec import GauntletSpec
-from protocol.types import Peer, Standing, Uid
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import Peer, Standing, Uid
 from tests.gauntlet.world import COMMIT_HASH, OWNER, digest, peer_id
 
 PEERS = [peer_id(i) for i in range(8)]

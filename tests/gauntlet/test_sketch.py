@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gauntlet.sketch import COMPARED_VALUES, FoundCopies, Sample, Sketch, find_copies
-from protocol.layout import Layout
-from protocol.spec import GauntletSpec
-from protocol.types import Digest
+from murmur.protocol.layout import Layout
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import Digest
 from sparseloco.quantize import Codes
 from sparseloco.records import Chunks, encode, window
 from sparseloco.update import Update

@@ -13,8 +13,8 @@ from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.selection import Ranking, standing
 from gauntlet.weights import LARGEST_WORTH, merit, weights, worth
-from protocol.spec import GauntletSpec
-from protocol.types import LossScore, Uid
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import LossScore, Uid
 from tests.gauntlet.world import COMMIT_HASH, OWNER, peer_id
 
 PEERS = [peer_id(i) for i in range(24)]

@@ -11,11 +11,11 @@ from gauntlet.checks import Checked, Doors, Expected, Gathered, fast_checks
 from gauntlet.evaluation import Evaluation
 from gauntlet.remembered import NO_TWINS, Remembered
 from gauntlet.sketch import COMPARED_VALUES, Sample, Sketch
-from protocol.layout import Layout
-from protocol.messages import Envelope, Reveal, parse_envelope
-from protocol.run import Run
-from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, ModelSpec, RunSpec
-from protocol.types import Commitment, Digest, LossScore, Peer, PeerId, Pointer, Slot, Uid, hotkey
+from murmur.protocol.layout import Layout
+from murmur.protocol.messages import Envelope, Reveal, parse_envelope
+from murmur.protocol.run import Run
+from murmur.protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, ModelSpec, RunSpec
+from murmur.protocol.types import Commitment, Digest, LossScore, Peer, PeerId, Pointer, Slot, Uid, hotkey
 from sparseloco.outer import OuterState
 from sparseloco.reference import compress
 from sparseloco.update import Update

@@ -10,19 +10,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 OF_THE_CHAIN = ("bittensor", "bittensor_core", "websockets")
 """What the extra `chain` installs."""
-DEMO = "localnet.cluster"
+DEMO = "murmur.lab.localnet.cluster"
 OF_A_CLUSTER = (
     "neurons.member",
-    "rounds.start",
-    "rounds.member",
-    "murmur.command",
-    "murmur.cluster.command",
-    "murmur.cluster.create",
-    "murmur.cluster.doctor",
-    "murmur.cluster.requests",
-    "murmur.cluster.status",
-    "murmur.dashboard.cluster",
-    "post.cluster_states",
+    "murmur.rounds.start",
+    "murmur.cluster.member",
+    "murmur.cli.main",
+    "murmur.cli.cluster.command",
+    "murmur.cli.cluster.create",
+    "murmur.cli.cluster.doctor",
+    "murmur.cli.cluster.requests",
+    "murmur.cli.cluster.status",
+    "murmur.page.live.cluster",
+    "murmur.export.cluster_states",
 )
 SCRIPT = """
 import importlib, json, sys
@@ -64,4 +64,4 @@ def test_the_demo_of_a_cluster_does_without_bittensor() -> None:
 
 
 def test_what_is_not_installed_is_told() -> None:
-    assert list(unimportable(["json", "websockets", "chain.keys"], ["websockets"])) == ["websockets"]
+    assert list(unimportable(["json", "websockets", "murmur.chain.keys"], ["websockets"])) == ["websockets"]

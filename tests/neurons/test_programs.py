@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.program.process import run_program
-from protocol.errors import ChainError, CheckpointCorrupt, ConfigError, UpdateNeeded
+from murmur.node.program.process import run_program
+from murmur.protocol.errors import ChainError, CheckpointCorrupt, ConfigError, UpdateNeeded
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets", "numpy")

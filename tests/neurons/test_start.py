@@ -14,25 +14,25 @@ from typing import Any
 
 import pytest
 
-from chain import operator
-from chain.adapter import SubtensorChain, open_chain
-from chain.devnet import launch
-from chain.devnet.genesis import Genesis
-from chain.keys import create_wallet
-from localnet.store import StoreReady, StoreUser, read_ready
-from murmur.command import main
+from murmur.chain import operator
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.keys import create_wallet
+from murmur.cli.main import main
+from murmur.data.shards import Shards
+from murmur.lab.devnet import launch
+from murmur.lab.devnet.genesis import Genesis
+from murmur.lab.localnet.store import StoreReady, StoreUser, read_ready
+from murmur.node.config.settings import load
+from murmur.node.doctor.start import ready
 from murmur.plan import measure, training_speed
-from node.config.settings import load
-from node.doctor.start import ready
-from protocol.errors import ConfigError
-from protocol.types import PeerId, peer_id
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import PeerId, peer_id
 from storage.s3 import RangedBucket, open_bucket
 from tests.small_run import data_set
 from tests.specs import to_toml, toy_table
 from tests.storage.conftest import served
 from tests.storage.permissive import permissive
 from tests.storage.public import public
-from training.shards import Shards
 
 ROOT = Path(__file__).parents[2]
 NETUID = 1
@@ -126,7 +126,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         )
         (folder / "spec.toml").write_text(to_toml(spec))
         (folder / "another.toml").write_text(to_toml(spec | {"chain": "ab" * 32}))
-        stack.enter_context(served(["-m", "localnet.seaweed", "--folder", str(store), "miner", "another"], credentials))
+        stack.enter_context(
+            served(["-m", "murmur.lab.localnet.seaweed", "--folder", str(store), "miner", "another"], credentials)
+        )
         found = read_ready(credentials)
         user = found.users["miner"]
         table: Table = {

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from node.config import adapters
-from node.config.adapters import Doors, opener
-from node.config.settings import NodeConfig
-from node.doctor import bucket, bucket_trial, machine
-from node.doctor.examined_node import ExaminedNode
-from node.doctor.finding import Finding
-from node.doctor.start import CHECKS
-from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
-from protocol.types import Digest, Subnet, Uid
-from simulation.store import Faults
+from murmur.data.shards import Shards
+from murmur.lab.simulation.store import Faults
+from murmur.node.config import adapters
+from murmur.node.config.adapters import Doors, opener
+from murmur.node.config.settings import NodeConfig
+from murmur.node.doctor import bucket, bucket_trial, machine
+from murmur.node.doctor.examined_node import ExaminedNode
+from murmur.node.doctor.finding import Finding
+from murmur.node.doctor.start import CHECKS
+from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
+from murmur.protocol.types import Digest, Subnet, Uid
 from sparseloco import ops
 from storage.realtime import RealTime
 from tests.fakes.bucket import FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from tests.small_run import OWNER, small_spec
 from tests.specs import to_toml
-from training.shards import Shards
 
 NETWORK = "ws://127.0.0.1:1"
 OWN, READ = FakeSigner("miner"), "miner-read"

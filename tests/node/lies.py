@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 import pytest
 
 from gauntlet.agreement import Pair
-from node.state.saved import Consensus, Snapshot
-from protocol import keys
-from protocol.messages import ENVELOPE_BYTES, encode_selection, link_of
-from protocol.types import Digest, PeerId, Selection, Word
-from rounds.words import Words
+from murmur.node.state.saved import Consensus, Snapshot
+from murmur.protocol import keys
+from murmur.protocol.messages import ENVELOPE_BYTES, encode_selection, link_of
+from murmur.protocol.types import Digest, PeerId, Selection, Word
+from murmur.rounds.words import Words
+from murmur.training import checkpoint
+from murmur.training.replica import Replica, genesis_theta, parse_outer
 from sparseloco.digest import theta_digest
 from tests.network import FakeNetwork, saved_state
-from training import checkpoint
-from training.replica import Replica, genesis_theta, parse_outer
 
 
 def liar() -> type[Words]:

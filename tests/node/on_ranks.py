@@ -16,24 +16,24 @@ from urllib.request import urlopen
 
 import torch
 
-from node.chain.follower import Follower
-from node.config.adapters import Doors
-from node.program.process import run_program
-from node.state.snapshots import Snapshots
-from node.telemetry.events import Timeline
-from node.telemetry.metrics import Metrics
-from protocol.run import Run
-from protocol.types import Digest
-from simulation.signer import HashSigner, hash_verify
-from simulation.store import Store
-from simulation.world import World
+from murmur.lab.simulation.signer import HashSigner, hash_verify
+from murmur.lab.simulation.store import Store
+from murmur.lab.simulation.world import World
+from murmur.node.chain.follower import Follower
+from murmur.node.config.adapters import Doors
+from murmur.node.program.process import run_program
+from murmur.node.state.snapshots import Snapshots
+from murmur.node.telemetry.events import Timeline
+from murmur.node.telemetry.metrics import Metrics
+from murmur.protocol.run import Run
+from murmur.protocol.types import Digest
+from murmur.training.parallel import Ranks, run
+from murmur.training.replica import Replica, genesis_theta
+from murmur.training.trainer import Trainer
 from storage.realtime import REAL
 from storage.s3 import PART_BYTES
 from storage.upload import Upload
 from tests.specs import toy_spec
-from training.parallel import Ranks, run
-from training.replica import Replica, genesis_theta
-from training.trainer import Trainer
 
 SPEC = toy_spec()
 LONG = SPEC.inner.model_copy(update={"steps": 50_000, "sequences": 2})

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 
-from node.fetch.payloads import Opened
-from node.state.node_state import NodeState
-from node.state.saved import Snapshot
-from node.state.store import StateStore
-from node.telemetry.events import Events, read_events
-from protocol import keys
-from protocol.spec import OuterSpec
-from protocol.types import Digest
+from murmur.node.fetch.payloads import Opened
+from murmur.node.state.node_state import NodeState
+from murmur.node.state.saved import Snapshot
+from murmur.node.state.store import StateStore
+from murmur.node.telemetry.events import Events, read_events
+from murmur.protocol import keys
+from murmur.protocol.spec import OuterSpec
+from murmur.protocol.types import Digest
+from murmur.training import checkpoint
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco import ops, wire
 from storage.exchange import cached
 from storage.realtime import RealTime
@@ -26,8 +28,6 @@ from storage.seal import seal
 from tests.fakes.chain import FakeSigner
 from tests.small_run import MODEL
 from tests.specs import toy_spec
-from training import checkpoint
-from training.replica import Replica, genesis_theta
 
 RUN = Digest(sha256(b"run").digest())
 SPEC = toy_spec({"model": MODEL, "checkpoint_rounds": 3, "compression.k": 64})

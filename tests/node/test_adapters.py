@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from chain.adapter import open_chain
-from node.config.adapters import ChainAccess, Doors, open_doors, opener, owner_opener
-from node.config.settings import NetworkConfig, NodeConfig
-from protocol.errors import ConfigError
-from protocol.types import Pointer, PublicPointer
+from murmur.chain.adapter import open_chain
+from murmur.node.config.adapters import ChainAccess, Doors, open_doors, opener, owner_opener
+from murmur.node.config.settings import NetworkConfig, NodeConfig
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import Pointer, PublicPointer
 from tests.fakes.chain import FakeSigner, fake_verify
 
 PRIVATE = [Pointer(f"http://{host}", "bucket", "access", "secret") for host in ("169.254.169.254", "127.0.0.1:9000")]

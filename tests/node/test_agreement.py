@@ -20,11 +20,11 @@ from gauntlet.agreement import (
     start,
     word_for,
 )
-from node.chain.agreement import Agreement
-from protocol.errors import STATE_PRUNED, ChainError
-from protocol.messages import encode_slot, first_link, link_of
-from protocol.run import Amendment, Run
-from protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Uid, Word
+from murmur.node.chain.agreement import Agreement
+from murmur.protocol.errors import STATE_PRUNED, ChainError
+from murmur.protocol.messages import encode_slot, first_link, link_of
+from murmur.protocol.run import Amendment, Run
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Uid, Word
 from tests.fakes.chain import FakeChain, FakeWorld
 from tests.gauntlet.world import digest
 from tests.specs import toy_spec

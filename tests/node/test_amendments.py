@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention
-from node.config.adapters import Doors
-from node.config.settings import NetworkConfig
-from node.sync.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
-from node.sync.run_discovery import find_run
-from protocol import keys
-from protocol.errors import ChainError, OutOfSync, StorageError
-from protocol.messages import encode_slot
-from protocol.run import Amendment, Run
-from protocol.types import Digest, Peer, Pointer, hotkey
+from murmur.node.config.adapters import Doors
+from murmur.node.config.settings import NetworkConfig
+from murmur.node.sync.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
+from murmur.node.sync.run_discovery import find_run
+from murmur.protocol import keys
+from murmur.protocol.errors import ChainError, OutOfSync, StorageError
+from murmur.protocol.messages import encode_slot
+from murmur.protocol.run import Amendment, Run
+from murmur.protocol.types import Digest, Peer, Pointer, hotkey
 from tests.fakes.bucket import FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from tests.specs import toy_spec

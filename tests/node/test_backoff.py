@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from loguru import logger
 
-from node.sync.backoff import PAUSE_SECONDS, ROUNDS, Backoff
-from protocol.errors import AccessDenied, BucketMissing, ChainError, ConfigError, StorageError
-from simulation.store import Faults
+from murmur.lab.simulation.store import Faults
+from murmur.node.sync.backoff import PAUSE_SECONDS, ROUNDS, Backoff
+from murmur.protocol.errors import AccessDenied, BucketMissing, ChainError, ConfigError, StorageError
 from storage.realtime import RealTime
 from tests.fakes.bucket import FakeStore
 from tests.network import FakeNetwork

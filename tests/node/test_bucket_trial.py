@@ -5,12 +5,12 @@ import re
 import pytest
 from loguru import logger
 
-from node.config import settings as variables
-from node.doctor import bucket_trial
-from node.doctor.bucket_trial import RETRY_SECONDS, require_read_only
-from protocol.errors import ConfigError
-from protocol.types import Pointer, PublicPointer
-from simulation.store import Faults
+from murmur.lab.simulation.store import Faults
+from murmur.node.config import settings as variables
+from murmur.node.doctor import bucket_trial
+from murmur.node.doctor.bucket_trial import RETRY_SECONDS, require_read_only
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import Pointer, PublicPointer
 from storage.published import Unfit, Why
 from storage.realtime import RealTime
 from tests.fakes.bucket import FakeStore

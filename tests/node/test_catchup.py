@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import Tip, mirrors
-from node.sync import catchup
-from node.sync.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
-from protocol import keys
-from protocol.errors import ChainError, InvalidMessage, StorageError
-from protocol.messages import encode_document, encode_selection, encode_slot
-from protocol.types import Commitment, Digest, Selection, Word
+from murmur.node.sync import catchup
+from murmur.node.sync.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
+from murmur.protocol import keys
+from murmur.protocol.errors import ChainError, InvalidMessage, StorageError
+from murmur.protocol.messages import encode_document, encode_selection, encode_slot
+from murmur.protocol.types import Commitment, Digest, Selection, Word
+from murmur.training import checkpoint
+from murmur.training.replica import Replica, genesis_theta
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.fakes.chain import fake_verify
 from tests.network import FakeNetwork
 from tests.node.lies import spoil
 from tests.small_run import OWNER
-from training import checkpoint
-from training.replica import Replica, genesis_theta
 
 Networks = Callable[..., FakeNetwork]
 

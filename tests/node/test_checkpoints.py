@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from node.node import Node
-from node.state.saved import Snapshot
-from node.sync import catchup
-from node.sync.checkpoints import (
+from murmur.node.node import Node
+from murmur.node.state.saved import Snapshot
+from murmur.node.sync import catchup
+from murmur.node.sync.checkpoints import (
     RETAINED_INTERVALS,
     RETAINED_ROUNDS,
     Checkpoint,
@@ -22,11 +22,11 @@ from node.sync.checkpoints import (
     parse_shown,
     published_by_most,
 )
-from protocol import keys
-from protocol.errors import AccessDenied
-from protocol.types import Digest
-from rounds.checkpoints import Checkpoints, ValidatorShelf
-from rounds.retention import Retention
+from murmur.protocol import keys
+from murmur.protocol.errors import AccessDenied
+from murmur.protocol.types import Digest
+from murmur.rounds.checkpoints import Checkpoints, ValidatorShelf
+from murmur.rounds.retention import Retention
 from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
 from tests.network import FakeNetwork, with_parts

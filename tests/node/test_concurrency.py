@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.fetch.concurrency import beside
-from simulation.clock import Clock, Life
+from murmur.lab.simulation.clock import Clock, Life
+from murmur.node.fetch.concurrency import beside
 
 
 def test_results_come_in_order_and_no_more_threads_work_than_may(life: Life) -> None:

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from gauntlet.agreement import abstention
-from node.config.adapters import Doors
-from node.config.settings import NetworkConfig
-from node.sync.dataset import RemoteShards, open_data
-from protocol import keys
-from protocol.errors import ConfigError, StorageError
-from protocol.messages import encode_slot
-from protocol.run import Run
-from protocol.types import Page, Pointer, PublicPointer, hotkey
+from murmur.data import build as building
+from murmur.data.index import BLOCK_BYTES, INDEX
+from murmur.data.shards import Shards
+from murmur.node.config.adapters import Doors
+from murmur.node.config.settings import NetworkConfig
+from murmur.node.sync.dataset import RemoteShards, open_data
+from murmur.protocol import keys
+from murmur.protocol.errors import ConfigError, StorageError
+from murmur.protocol.messages import encode_slot
+from murmur.protocol.run import Run
+from murmur.protocol.types import Page, Pointer, PublicPointer, hotkey
 from tests.fakes.bucket import FakeBucket, FakeStore, Faults
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from tests.specs import toy_spec
-from training import build as building
-from training.index import BLOCK_BYTES, INDEX
-from training.shards import Shards
 
 OWNER, HOLDER, READER = FakeSigner("owner"), FakeSigner("holder"), FakeSigner("reader")
 SHARD_TOKENS = 1_000_000

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from node.doctor import chain, machine, start
-from node.doctor.examined_node import ExaminedNode
-from node.doctor.finding import Finding, Reaction, Status
-from node.doctor.start import ANSWERED, CHECKS, ready
-from protocol.errors import ChainError, ConfigError, StorageError, UpdateNeeded
-from protocol.types import Subnet
-from simulation.store import Faults
+from murmur.data.shards import Shards
+from murmur.lab.simulation.store import Faults
+from murmur.node.doctor import chain, machine, start
+from murmur.node.doctor.examined_node import ExaminedNode
+from murmur.node.doctor.finding import Finding, Reaction, Status
+from murmur.node.doctor.start import ANSWERED, CHECKS, ready
+from murmur.protocol.errors import ChainError, ConfigError, StorageError, UpdateNeeded
+from murmur.protocol.types import Subnet
 from tests.fakes.chain import FakeSigner
 from tests.node.doctor_world import OWN, ChainOfOne, World
-from training.shards import Shards
 
 
 def dead_chain(world: World) -> None:

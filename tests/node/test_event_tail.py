@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from murmur.command import main
-from node.telemetry.event_tail import FALLBACK_SECONDS, LATELY_ROUNDS, read_event_tail
-from node.telemetry.events import TAIL_BYTES, Events
+from murmur.cli.main import main
+from murmur.node.telemetry.event_tail import FALLBACK_SECONDS, LATELY_ROUNDS, read_event_tail
+from murmur.node.telemetry.events import TAIL_BYTES, Events
 
 NOW = 1_800_000_000.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.telemetry.events import Events, Timeline, read_events
+from murmur.node.telemetry.events import Events, Timeline, read_events
 from storage.realtime import RealTime
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from node.state.inner_state import InnerState
-from protocol.errors import CheckpointCorrupt
+from murmur.node.state.inner_state import InnerState
+from murmur.protocol.errors import CheckpointCorrupt
+from murmur.training import checkpoint
+from murmur.training.checkpoint import Saved
 from storage.realtime import REAL
-from training import checkpoint
-from training.checkpoint import Saved
 
 SHAPES = {"error/w": (1000,), "adam.first/w": (1000,)}
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gauntlet.agreement import Pair, named
-from protocol.errors import StorageError
+from murmur.protocol.errors import StorageError
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork
 from tests.node.lies import words_of

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from gauntlet.agreement import SEAT_ROUNDS, Pair
-from node.node import VAIN_ROUNDS
-from node.sync import catchup, selection_chain
-from protocol import keys
-from protocol.errors import ChainError, StorageError
-from protocol.messages import first_link
-from protocol.types import Digest
+from murmur.node.node import VAIN_ROUNDS
+from murmur.node.sync import catchup, selection_chain
+from murmur.protocol import keys
+from murmur.protocol.errors import ChainError, StorageError
+from murmur.protocol.messages import first_link
+from murmur.protocol.types import Digest
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, with_parts
 from tests.node.lies import (

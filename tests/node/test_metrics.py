@@ -9,9 +9,9 @@ from loguru import logger
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.telemetry.events import Events, last_events
-from node.telemetry.metrics import FAULTS, GUESSES, Metrics
-from protocol.errors import ConfigError
+from murmur.node.telemetry.events import Events, last_events
+from murmur.node.telemetry.metrics import FAULTS, GUESSES, Metrics
+from murmur.protocol.errors import ConfigError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gauntlet.remembered import Remembered
 from gauntlet.sketch import Sample, Sketch
-from node.state.payload_history import PayloadHistory
+from murmur.node.state.payload_history import PayloadHistory
 from tests.gauntlet.world import COMMIT_HASH, SPEC, make_update, peer_id
 
 SAMPLE = Sample(SPEC.layout, COMMIT_HASH)

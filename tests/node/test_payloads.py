@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from node.fetch.opening import open_payload
-from node.fetch.payloads import collect_keys, fetch_keys
-from node.fetch.sources import Sources
-from protocol import keys
-from protocol.errors import InvalidSubmission
-from protocol.layout import Layout
-from protocol.messages import Envelope, Reveal
-from protocol.types import Digest, Peer, PeerId, Slot, Uid
-from simulation.clock import Life
+from murmur.lab.simulation.clock import Life
+from murmur.node.fetch.opening import open_payload
+from murmur.node.fetch.payloads import collect_keys, fetch_keys
+from murmur.node.fetch.sources import Sources
+from murmur.protocol import keys
+from murmur.protocol.errors import InvalidSubmission
+from murmur.protocol.layout import Layout
+from murmur.protocol.messages import Envelope, Reveal
+from murmur.protocol.types import Digest, Peer, PeerId, Slot, Uid
 from storage.exchange import Fault
 from tests.fakes.bucket import FakeStore
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from node.state import node_state as node_held
+from murmur.node.state import node_state as node_held
+from murmur.training import checkpoint
 from tests.forked import exit_code
 from tests.node.played_rounds import (
     ROUNDS,
@@ -27,7 +28,6 @@ from tests.node.played_rounds import (
     start,
     stop,
 )
-from training import checkpoint
 
 
 def test_a_node_restarted_by_replay_holds_the_theta_of_one_that_never_stopped(tmp_path: Path) -> None:

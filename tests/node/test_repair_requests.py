@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.sync.repair_requests import DOCUMENT_MAX_BYTES, MOST_WANTED, encode_wanted, parse_wanted
-from protocol.errors import InvalidMessage
-from protocol.messages import encode_document
-from protocol.types import Digest, PeerId
-from simulation.signer import HashSigner, hash_verify
+from murmur.lab.simulation.signer import HashSigner, hash_verify
+from murmur.node.sync.repair_requests import DOCUMENT_MAX_BYTES, MOST_WANTED, encode_wanted, parse_wanted
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import encode_document
+from murmur.protocol.types import Digest, PeerId
 
 RUN = Digest(bytes(range(32)))
 SIGNER = HashSigner("somebody")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from node.chain.retrying_chain import PAUSE_SECONDS, RetryingChain
-from protocol.clock import Clock
-from protocol.errors import STATE_PRUNED, ChainError
+from murmur.node.chain.retrying_chain import PAUSE_SECONDS, RetryingChain
+from murmur.protocol.clock import Clock
+from murmur.protocol.errors import STATE_PRUNED, ChainError
 from storage.realtime import RealTime
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld
 

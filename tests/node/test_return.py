@@ -6,21 +6,21 @@ from shutil import rmtree
 
 import pytest
 
-from node.node import VAIN_ROUNDS
-from node.state.node_state import NodeState
-from node.state.saved import Consensus, Snapshot
-from node.telemetry.events import Events
-from protocol import keys
-from protocol.errors import ChainError, StorageError
-from protocol.types import Digest, Selection
+from murmur.node.node import VAIN_ROUNDS
+from murmur.node.state.node_state import NodeState
+from murmur.node.state.saved import Consensus, Snapshot
+from murmur.node.telemetry.events import Events
+from murmur.protocol import keys
+from murmur.protocol.errors import ChainError, StorageError
+from murmur.protocol.types import Digest, Selection
+from murmur.training import checkpoint
+from murmur.training.replica import Replica, genesis_theta
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, with_parts
 from tests.node.lies import returns, wipe, words_of
 from tests.node.test_catchup import hide_checkpoints
 from tests.node.test_checkpoints import MissesEveryRound, NoCheckpoints
-from training import checkpoint
-from training.replica import Replica, genesis_theta
 
 Networks = Callable[..., FakeNetwork]
 

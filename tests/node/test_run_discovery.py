@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from node.config.run_file import NAME, RunFile, folder_of, saved_runs
-from node.config.settings import NetworkConfig
-from node.sync.amendments import settled
-from node.sync.run_discovery import find_run
-from protocol import keys
-from protocol.errors import ConfigError, StorageError
-from protocol.run import Run
-from protocol.types import hotkey
+from murmur.node.config.run_file import NAME, RunFile, folder_of, saved_runs
+from murmur.node.config.settings import NetworkConfig
+from murmur.node.sync.amendments import settled
+from murmur.node.sync.run_discovery import find_run
+from murmur.protocol import keys
+from murmur.protocol.errors import ConfigError, StorageError
+from murmur.protocol.run import Run
+from murmur.protocol.types import hotkey
 from tests.node.test_amendments import ALPHA, OWNER, Owned
 from tests.specs import to_toml, toy_spec
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from murmur.command import main
-from node.config.settings import NodeConfig, home, load, load_cluster, settings
-from protocol.errors import ConfigError
+from murmur.cli.main import main
+from murmur.node.config.settings import NodeConfig, home, load, load_cluster, settings
+from murmur.protocol.errors import ConfigError
 
 COMPLETE = {
     "MURMUR_WALLET__NAME": "alice",

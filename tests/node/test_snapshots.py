@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import Tip
-from node.fetch.payloads import fetch_pinned
-from node.fetch.sources import Sources
-from node.state.node_state import LOG_INTERVALS
-from node.state.redo_log import RedoLog
-from node.state.saved import Payload, Step
-from protocol.errors import ConfigError
+from murmur.node.fetch.payloads import fetch_pinned
+from murmur.node.fetch.sources import Sources
+from murmur.node.state.node_state import LOG_INTERVALS
+from murmur.node.state.redo_log import RedoLog
+from murmur.node.state.saved import Payload, Step
+from murmur.protocol.errors import ConfigError
+from murmur.training import checkpoint
+from murmur.training.replica import Replica, genesis_theta
 from storage.exchange import Fault
 from storage.realtime import RealTime
 from tests.node.played_rounds import (
@@ -33,8 +35,6 @@ from tests.node.played_rounds import (
     stop,
 )
 from tests.node.test_redo_log import changed
-from training import checkpoint
-from training.replica import Replica, genesis_theta
 
 
 def test_a_snapshot_slower_than_a_round_is_given_up_and_waited_for_before_the_log_is_endless(
@@ -81,7 +81,7 @@ def test_a_disk_that_takes_no_snapshot_stops_the_node_only_when_the_log_is_too_l
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr("node.state.snapshots.checkpoint.save", full)
+        context.setattr("murmur.node.state.snapshots.checkpoint.save", full)
         with pytest.raises(ConfigError, match="free disk space"):
             play(held)
     assert len(held.saved.consensus.log) == LOG_INTERVALS * SPEC.checkpoint_rounds

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from gauntlet.agreement import Tip
-from node.state.saved import Consensus, Payload, Saved, SealedRound, Snapshot, Step
-from node.state.store import DAMAGED_KEPT, StateStore
-from protocol.errors import CheckpointCorrupt, ConfigError
-from protocol.types import Digest, PeerId
+from murmur.node.state.saved import Consensus, Payload, Saved, SealedRound, Snapshot, Step
+from murmur.node.state.store import DAMAGED_KEPT, StateStore
+from murmur.protocol.errors import CheckpointCorrupt, ConfigError
+from murmur.protocol.types import Digest, PeerId
+from murmur.training import checkpoint
 from tests.forked import exit_code
-from training import checkpoint
 
 RUN = Digest(sha256(b"run").digest())
 LINK = Digest(sha256(b"link").digest())

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from loguru import logger
 
-from node.chain.subnet_terms import misfits, require_fit
-from protocol.errors import ChainError, ConfigError
-from protocol.run import Run
-from protocol.types import Subnet
+from murmur.node.chain.subnet_terms import misfits, require_fit
+from murmur.protocol.errors import ChainError, ConfigError
+from murmur.protocol.run import Run
+from murmur.protocol.types import Subnet
 from tests.network import FakeNetwork
 from tests.specs import toy_spec
 

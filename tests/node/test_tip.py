@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gauntlet.agreement import SEAT_ROUNDS
-from node.node import VAIN_ROUNDS
-from protocol import keys
-from protocol.errors import StorageError
-from protocol.messages import encode_slot, first_link
-from protocol.types import Commitment, Digest, Word
-from rounds.words import Words
+from murmur.node.node import VAIN_ROUNDS
+from murmur.protocol import keys
+from murmur.protocol.errors import StorageError
+from murmur.protocol.messages import encode_slot, first_link
+from murmur.protocol.types import Commitment, Digest, Word
+from murmur.rounds.words import Words
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, waiting, with_parts
 from tests.node.lies import (

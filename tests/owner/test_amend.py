@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-import murmur.run.amend
-import murmur.run.publish
-from murmur.command import main
-from murmur.run import questions
-from owner.folder import open_folder
+import murmur.cli.run.amend
+import murmur.cli.run.publish
+from murmur.cli.main import main
+from murmur.cli.run import questions
+from murmur.owner.folder import open_folder
 from tests.owner.world import World
 
 pytestmark = pytest.mark.usefixtures("clean")

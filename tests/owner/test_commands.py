@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-import murmur.run.amend
-import murmur.run.publish
-import owner.publish
-from murmur.command import main
-from murmur.run import questions
-from node.config.settings import load
-from node.doctor.start import ready
-from owner.folder import open_folder
-from protocol import keys
-from protocol.spec import RunSpec
-from protocol.types import Digest
+import murmur.cli.run.amend
+import murmur.cli.run.publish
+import murmur.owner.publish
+from murmur.cli.main import main
+from murmur.cli.run import questions
+from murmur.data.shards import Shards
+from murmur.node.config.settings import load
+from murmur.node.doctor.start import ready
+from murmur.owner.folder import open_folder
+from murmur.protocol import keys
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest
 from tests.owner.world import CLOCK, NETUID, ROOT, TABLE, World
 from tests.small_run import data_set
-from training.shards import Shards
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -223,7 +223,7 @@ def test_a_run_whose_first_block_passes_while_its_spec_goes_up_is_not_posted(
 ) -> None:
     folder, before = tmp_path / "run", world.slot()
     assert world.create(folder, "--seed", "77") == 0
-    insist = owner.publish._insist
+    insist = murmur.owner.publish._insist
 
     def slowly(work: Callable[[], None]) -> None:
         insist(work)
@@ -231,7 +231,7 @@ def test_a_run_whose_first_block_passes_while_its_spec_goes_up_is_not_posted(
             world.chain.wait(spec.clock.start_block - 1, 120.0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner.publish, "_insist", slowly)
+        patch.setattr(murmur.owner.publish, "_insist", slowly)
         assert world.publish(folder, "--replace") == 2
     told = capsys.readouterr().err
     assert "nothing was posted" in told
@@ -252,7 +252,7 @@ def test_a_killed_publication_goes_on(world: World, tmp_path: Path) -> None:
     theta = keys.blob(open_folder(folder).theta)
     words = ["run", "publish", str(folder), "--start-in", "25", "--replace", "--config", str(world.config)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "murmur.command", *words],
+        [sys.executable, "-m", "murmur.cli.main", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
     )
@@ -314,7 +314,7 @@ def test_what_another_machine_has_published_meanwhile_is_not_written_over(
     folder, other = tmp_path / "run", tmp_path / "other"
     assert world.create(folder, "--seed", "31") == 0
     shutil.copytree(folder, other)
-    upload = owner.publish.upload
+    upload = murmur.owner.publish.upload
 
     def slowly(*words: Any) -> None:
         with monkeypatch.context() as patch:

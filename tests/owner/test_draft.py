@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from murmur.run.create import _blocks
-from owner.draft import Place, look
-from protocol.errors import ConfigError
-from protocol.ports import Chain
-from protocol.types import Digest, Header, PeerId
+from murmur.cli.run.create import _blocks
+from murmur.owner.draft import Place, look
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.ports import Chain
+from murmur.protocol.types import Digest, Header, PeerId
 
 OWNER = PeerId(bytes(32))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from owner.publish import Blob, upload
-from protocol.errors import StorageError
-from protocol.ports import ObjectFacts
-from protocol.types import Digest
+from murmur.owner.publish import Blob, upload
+from murmur.protocol.errors import StorageError
+from murmur.protocol.ports import ObjectFacts
+from murmur.protocol.types import Digest
 from storage.transport import TRAFFIC
 
 SIZE = 1000
@@ -51,8 +51,8 @@ def blobs(tmp_path: Path) -> list[Blob]:
 def test_the_middle_of_an_object_is_told_and_what_was_there_counts(
     blobs: list[Blob], monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
-    monkeypatch.setattr("owner.publish.TELL_SECONDS", 0.01)
-    monkeypatch.setattr("owner.publish.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("murmur.owner.publish.TELL_SECONDS", 0.01)
+    monkeypatch.setattr("murmur.owner.publish.FIRST_PAUSE_SECONDS", 0.0)
     half_way, seen = threading.Event(), []
 
     def tell(done: int, total: int) -> None:

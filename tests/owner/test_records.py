@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention, word_for
-from node.config.adapters import Doors
-from node.observe import reader
-from node.sync.amendments import settled
-from owner.amend import POST_BLOCKS, changes, earliest_round, proposed, same, standing
-from owner.records import records, stated, was_agreed
-from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
-from protocol.messages import first_link
-from protocol.run import Amendment, Run
-from protocol.types import Digest, Header, Peer, PeerId, Slot, Uid
+from murmur.node.config.adapters import Doors
+from murmur.node.observe import reader
+from murmur.node.sync.amendments import settled
+from murmur.owner.amend import POST_BLOCKS, changes, earliest_round, proposed, same, standing
+from murmur.owner.records import records, stated, was_agreed
+from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
+from murmur.protocol.messages import first_link
+from murmur.protocol.run import Amendment, Run
+from murmur.protocol.types import Digest, Header, Peer, PeerId, Slot, Uid
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import FakeNetwork
 from tests.small_run import OWNER

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from chain import operator
-from chain.adapter import SubtensorChain, open_chain
-from chain.devnet import launch
-from chain.devnet.genesis import Genesis
-from chain.keys import create_wallet
-from localnet.store import StoreReady, StoreUser, read_ready
-from murmur.command import main
-from protocol.types import Digest, PeerId, Slot, peer_id
+from murmur.chain import operator
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.keys import create_wallet
+from murmur.cli.main import main
+from murmur.lab.devnet import launch
+from murmur.lab.devnet.genesis import Genesis
+from murmur.lab.localnet.store import StoreReady, StoreUser, read_ready
+from murmur.protocol.types import Digest, PeerId, Slot, peer_id
 from storage.s3 import RangedBucket, open_bucket
 from tests.small_run import data_set
 from tests.specs import to_toml, toy_table
@@ -117,7 +117,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         chain = open_chain(devnet.url, NETUID, wallets["miner"])
         stack.callback(chain.close)
         operator.register(chain, wallets["miner"])
-        stack.enter_context(served(["-m", "localnet.seaweed", "--folder", str(store), "owner", "miner"], credentials))
+        stack.enter_context(
+            served(["-m", "murmur.lab.localnet.seaweed", "--folder", str(store), "owner", "miner"], credentials)
+        )
         peers = {name: peer_id(wallet.hotkey.ss58_address) for name, wallet in wallets.items()}
         yield World(folder, devnet.url, chain, read_ready(credentials), peers)
 

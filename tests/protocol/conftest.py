@@ -2,8 +2,8 @@
 
 import pytest
 
-from protocol.run import Run
-from protocol.spec import RunSpec
+from murmur.protocol.run import Run
+from murmur.protocol.spec import RunSpec
 from tests.specs import toy_spec
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Word
+from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Word
 
 ROUNDS = st.integers(0, 2**32 - 1)
 DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)

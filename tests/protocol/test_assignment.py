@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.assignment import Draw, assigned, mirror_order, page_at
-from protocol.types import Digest, Page, PeerId
+from murmur.protocol.assignment import Draw, assigned, mirror_order, page_at
+from murmur.protocol.types import Digest, Page, PeerId
 
 RUN = Digest(b"\x01" * 32)
 BLOCK = Digest(b"\x02" * 32)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.clock import Clock
+from murmur.protocol.clock import Clock
 from tests.specs import toy_spec
 
 

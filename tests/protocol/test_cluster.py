@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.cluster.group_keys import Group
-from protocol.cluster import (
+from murmur.cluster.group_keys import Group
+from murmur.protocol.cluster import (
     GROUP,
     Claim,
     ClusterSpec,
@@ -19,9 +19,9 @@ from protocol.cluster import (
     parse_claim,
     parse_record,
 )
-from protocol.errors import ConfigError, InvalidMessage
-from protocol.messages import encode_document, link_of
-from protocol.types import Digest
+from murmur.protocol.errors import ConfigError, InvalidMessage
+from murmur.protocol.messages import encode_document, link_of
+from murmur.protocol.types import Digest
 from tests.cluster.test_decisions import beat, claim, member, record
 from tests.specs import toy_table
 

@@ -3,9 +3,16 @@
 import inspect
 import re
 
-from protocol import errors
-from protocol.errors import ChainError, ConfigError, InvalidSubmission, MurmurError, ObjectTooLarge, UpdateNeeded
-from protocol.types import Reason
+from murmur.protocol import errors
+from murmur.protocol.errors import (
+    ChainError,
+    ConfigError,
+    InvalidSubmission,
+    MurmurError,
+    ObjectTooLarge,
+    UpdateNeeded,
+)
+from murmur.protocol.types import Reason
 
 
 def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import keys
-from protocol.types import Digest, PeerId
+from murmur.protocol import keys
+from murmur.protocol.types import Digest, PeerId
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
 PEERS = DIGESTS.map(PeerId)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.layout import CHUNK, Layout, Region, TensorLayout, index_bits, kept, low_bits, record_bytes
+from murmur.protocol.layout import CHUNK, Layout, Region, TensorLayout, index_bits, kept, low_bits, record_bytes
 
 SIZES = st.one_of(st.integers(0, 9), st.sampled_from([1, 2, 3, 61, 63, 64, 65, 67, 127, 128, 131, 193, 4095, 4097]))
 SHAPES = st.one_of(

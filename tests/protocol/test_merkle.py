@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import merkle
-from protocol.merkle import leaf, root, sections_root
+from murmur.protocol import merkle
+from murmur.protocol.merkle import leaf, root, sections_root
 
 
 def twin(leaves: list[bytes]) -> bytes:

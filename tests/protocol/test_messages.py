@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigError, InvalidMessage
-from protocol.messages import (
+from murmur.protocol.errors import ConfigError, InvalidMessage
+from murmur.protocol.messages import (
     ENVELOPE_BYTES,
     REVEAL_BYTES,
     Envelope,
@@ -24,7 +24,7 @@ from protocol.messages import (
     parse_slot,
     parse_statement,
 )
-from protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Slot, Word
+from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Slot, Word
 from tests.protocol.strategies import (
     DIGESTS,
     ENDPOINTS,

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import InvalidMessage
-from protocol.messages import (
-    SELECTION_MAX_BYTES,
-    encode_selection,
-    first_link,
-    link_of,
-    parse_selection,
-)
-from protocol.types import Digest, PeerId, Selection
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import SELECTION_MAX_BYTES, encode_selection, first_link, link_of, parse_selection
+from murmur.protocol.types import Digest, PeerId, Selection
 from tests.protocol.strategies import DIGESTS, ROUNDS
 
 

@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import InvalidMessage
-from protocol.messages import (
-    DOCUMENT_MAX_BYTES,
-    canonical_json,
-    encode_document,
-    parse_document,
-)
-from protocol.types import Digest, PeerId
+from murmur.protocol.errors import InvalidMessage
+from murmur.protocol.messages import DOCUMENT_MAX_BYTES, canonical_json, encode_document, parse_document
+from murmur.protocol.types import Digest, PeerId
 
 RUN = Digest(b"r" * 32)
 ALICE = PeerId(b"a" * 32)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from protocol.errors import ConfigError, InvalidMessage
-from protocol.run import Amendment, Run, parse_amendment
-from protocol.spec import ModelSpec, RunSpec, parse_spec, parse_text
-from protocol.types import Digest
+from murmur.protocol.errors import ConfigError, InvalidMessage
+from murmur.protocol.run import Amendment, Run, parse_amendment
+from murmur.protocol.spec import ModelSpec, RunSpec, parse_spec, parse_text
+from murmur.protocol.types import Digest
 from tests.specs import to_toml, toy_spec, toy_table
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.types import Header, Peer, PeerId, Pointer, Reason, Uid, hotkey, peer_id
+from murmur.protocol.types import Header, Peer, PeerId, Pointer, Reason, Uid, hotkey, peer_id
 
 ALICE = "d43593c715fdd31c61141abd04a99fd6822c8558854ccde39a5684e7a56da27d"
 BOB = "8eaf04151687736326c9fea17e25fc5287613693c912909cb226aa4794f26a48"

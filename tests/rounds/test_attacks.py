@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gauntlet.selection import Ranking
-from node.state.saved import SealedRound
-from protocol import keys
-from protocol.types import PeerId, Word
-from rounds.miner import Miner
-from rounds.retention import Retention
-from rounds.words import Words
+from murmur.node.state.saved import SealedRound
+from murmur.protocol import keys
+from murmur.protocol.types import PeerId, Word
+from murmur.rounds.miner import Miner
+from murmur.rounds.retention import Retention
+from murmur.rounds.words import Words
 from tests.network import FakeNetwork, with_parts
 from tests.rounds.test_rounds import names
 

@@ -13,22 +13,22 @@ from gauntlet.book import ScoreBook
 from gauntlet.rating import Rating
 from gauntlet.report import Paid
 from gauntlet.selection import Ranking
-from localnet.faults import BadKey, Garbage, Late, Silent, Unrevealed, WrongKey
-from node.observe.audit_inputs import Audited, audit_round, auditable
-from node.observe.reader import reading
-from protocol import keys
-from protocol.errors import ConfigError
-from protocol.messages import canonical_json, encode_document, parse_document, parse_json
-from protocol.types import LossScore, PeerId, Reason, Rejection, Standing, hotkey
-from rounds.collect import Collector
-from rounds.pay import Pay
-from rounds.score import Scores
-from rounds.validator import Validator
-from rounds.words import Words
+from murmur.data.shards import Shards
+from murmur.lab.localnet.faults import BadKey, Garbage, Late, Silent, Unrevealed, WrongKey
+from murmur.node.observe.audit_inputs import Audited, audit_round, auditable
+from murmur.node.observe.reader import reading
+from murmur.protocol import keys
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.messages import canonical_json, encode_document, parse_document, parse_json
+from murmur.protocol.types import LossScore, PeerId, Reason, Rejection, Standing, hotkey
+from murmur.rounds.collect import Collector
+from murmur.rounds.pay import Pay
+from murmur.rounds.score import Scores
+from murmur.rounds.validator import Validator
+from murmur.rounds.words import Words
 from tests.fakes.bucket import _Object
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import FakeNetwork, Killed, with_parts
-from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
 CPU = torch.device("cpu")

@@ -8,15 +8,15 @@ from typing import Any, NoReturn
 import pytest
 
 from gauntlet.book import from_json
-from node.node import Node
-from protocol import keys
-from protocol.errors import ConfigError
-from protocol.types import hotkey
-from rounds.miner import Miner
-from rounds.validator import Validator
-from simulation.clock import Life
+from murmur.data.shards import Shards
+from murmur.lab.simulation.clock import Life
+from murmur.node.node import Node
+from murmur.protocol import keys
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import hotkey
+from murmur.rounds.miner import Miner
+from murmur.rounds.validator import Validator
 from tests.network import FakeNetwork, Killed, saved_state
-from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from node.config.run_file import folder_of
-from node.state.saved import Saved
-from node.sync import catchup
-from protocol import keys
-from protocol.types import Digest, hotkey
-from rounds.validator import Validator
+from murmur.node.config.run_file import folder_of
+from murmur.node.state.saved import Saved
+from murmur.node.sync import catchup
+from murmur.protocol import keys
+from murmur.protocol.types import Digest, hotkey
+from murmur.rounds.validator import Validator
+from murmur.training.checkpoint import blobs, manifest_path
 from tests.network import FakeNetwork, saved_state
-from training.checkpoint import blobs, manifest_path
 
 Networks = Callable[..., FakeNetwork]
 

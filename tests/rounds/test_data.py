@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from node.node import Node
-from node.sync.dataset import RemoteShards
-from protocol import keys
+from murmur.data.index import INDEX
+from murmur.data.shards import Shards
+from murmur.node.node import Node
+from murmur.node.sync.dataset import RemoteShards
+from murmur.protocol import keys
 from tests.network import FakeNetwork, Member
-from training.index import INDEX
-from training.shards import Shards
 
 
 class Fetching(FakeNetwork):

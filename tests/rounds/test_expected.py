@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from node.node import Node
-from node.state.node_state import NodeState
-from protocol import keys
-from protocol.errors import ObjectMissing
-from rounds.miner import Miner
-from simulation.clock import Killed
-from simulation.store import Call
+from murmur.data.shards import Shards
+from murmur.lab.simulation.clock import Killed
+from murmur.lab.simulation.store import Call
+from murmur.node.node import Node
+from murmur.node.state.node_state import NodeState
+from murmur.protocol import keys
+from murmur.protocol.errors import ObjectMissing
+from murmur.rounds.miner import Miner
 from tests.network import FakeNetwork, saved_state, waiting
-from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
 

@@ -3,7 +3,7 @@ miner by."""
 
 from collections.abc import Callable
 
-from protocol.types import hotkey
+from murmur.protocol.types import hotkey
 from tests.network import FakeNetwork
 
 Networks = Callable[..., FakeNetwork]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from loguru import logger
 
-from simulation.clock import Killed
-from simulation.network import Member, Network
+from murmur.lab.simulation.clock import Killed
+from murmur.lab.simulation.network import Member, Network
 
 KILLS = 50
 CHANGES = 12

@@ -10,15 +10,15 @@ import torch
 
 from gauntlet.audit import Topic, Verdict
 from gauntlet.book import from_json, to_json
-from protocol.types import hotkey
-from rounds.collect import Collector
-from rounds.miner import Late, Miner
-from rounds.retention import Retention
-from rounds.score import Scores
-from rounds.validator import Validator
+from murmur.protocol.types import hotkey
+from murmur.rounds.collect import Collector
+from murmur.rounds.miner import Late, Miner
+from murmur.rounds.retention import Retention
+from murmur.rounds.score import Scores
+from murmur.rounds.validator import Validator
+from murmur.training.inner import InnerReport
 from tests.network import FakeNetwork, Killed, with_parts
 from tests.rounds.test_audit import audits
-from training.inner import InnerReport
 
 Networks = Callable[..., FakeNetwork]
 

@@ -7,15 +7,15 @@ from typing import cast
 
 import pytest
 
-from node.cluster.group_keys import Token
-from node.config.settings import ClusterConfig
-from node.state.node_state import NodeState
-from node.state.store import StateStore
-from node.telemetry.events import Events, read_events
-from protocol import keys
-from protocol.errors import AccessDenied, ConfigError, StorageError
-from rounds import start
-from simulation.cluster import BUCKET, SECRET, Cluster
+from murmur.cluster.group_keys import Token
+from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster
+from murmur.node.config.settings import ClusterConfig
+from murmur.node.state.node_state import NodeState
+from murmur.node.state.store import StateStore
+from murmur.node.telemetry.events import Events, read_events
+from murmur.protocol import keys
+from murmur.protocol.errors import AccessDenied, ConfigError, StorageError
+from murmur.rounds import start
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 
 from gauntlet.agreement import SEAT_ROUNDS
 from gauntlet.selection import Ranking
-from node.node import VAIN_ROUNDS
-from protocol import keys
-from protocol.types import Digest, PeerId, Word
-from rounds.miner import Miner
-from rounds.retention import Retention
-from rounds.words import Words
+from murmur.node.node import VAIN_ROUNDS
+from murmur.protocol import keys
+from murmur.protocol.types import Digest, PeerId, Word
+from murmur.rounds.miner import Miner
+from murmur.rounds.retention import Retention
+from murmur.rounds.words import Words
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, with_parts
 from tests.rounds.test_rounds import names

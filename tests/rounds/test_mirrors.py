@@ -12,16 +12,16 @@ import torch
 from loguru import logger
 
 from gauntlet.agreement import COPIES, mirror_order
-from node.node import Node
-from node.sync.repair_requests import Place, encode_wanted, parse_wanted
-from protocol import keys
-from protocol.messages import encode_slot, parse_reveal
-from rounds.copies import HeldPayload, ValidatorCopies
-from rounds.miner import Miner
-from rounds.validator import Validator
-from simulation.network import Network, Programs
-from simulation.signer import hash_verify
-from simulation.store import Faults as StoreFaults
+from murmur.lab.simulation.network import Network, Programs
+from murmur.lab.simulation.signer import hash_verify
+from murmur.lab.simulation.store import Faults as StoreFaults
+from murmur.node.node import Node
+from murmur.node.sync.repair_requests import Place, encode_wanted, parse_wanted
+from murmur.protocol import keys
+from murmur.protocol.messages import encode_slot, parse_reveal
+from murmur.rounds.copies import HeldPayload, ValidatorCopies
+from murmur.rounds.miner import Miner
+from murmur.rounds.validator import Validator
 
 Made = Callable[..., Network]
 

@@ -6,11 +6,11 @@ import pytest
 from loguru import logger
 
 from gauntlet.report import parse_report
-from localnet.faults import Garbage
-from node.telemetry.round_line import line
-from protocol import keys
-from protocol.messages import parse_document
-from protocol.types import hotkey
+from murmur.lab.localnet.faults import Garbage
+from murmur.node.telemetry.round_line import line
+from murmur.protocol import keys
+from murmur.protocol.messages import parse_document
+from murmur.protocol.types import hotkey
 from tests.fakes.chain import fake_verify
 from tests.network import FakeNetwork
 

@@ -7,9 +7,9 @@ import pytest
 
 from gauntlet.audit import Topic, Verdict
 from gauntlet.weights import is_due
-from protocol.errors import ChainError
-from protocol.run import Run
-from protocol.types import PeerId, Uid
+from murmur.protocol.errors import ChainError
+from murmur.protocol.run import Run
+from murmur.protocol.types import PeerId, Uid
 from tests.network import FakeNetwork
 from tests.rounds.test_audit import audits
 from tests.specs import toy_spec

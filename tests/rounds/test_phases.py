@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from localnet.faults import Oversized
-from node.node import Node
-from node.telemetry import events
-from protocol import keys
-from protocol.errors import AccessDenied, StorageError
-from protocol.types import hotkey
-from rounds.miner import Miner
-from rounds.validator import Validator
+from murmur.data.shards import Shards
+from murmur.lab.localnet.faults import Oversized
+from murmur.node.node import Node
+from murmur.node.telemetry import events
+from murmur.protocol import keys
+from murmur.protocol.errors import AccessDenied, StorageError
+from murmur.protocol.types import hotkey
+from murmur.rounds.miner import Miner
+from murmur.rounds.validator import Validator
 from storage import exchange, upload
 from storage.exchange import cached
 from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.network import FakeNetwork, Killed, saved_state, waiting
 from tests.rounds.test_crashes import dead, die
 from tests.rounds.test_rounds import SilentInRoundOne
-from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from loguru import logger
 
-from node.node import Node
-from node.sync.repair_requests import parse_wanted
-from protocol import keys
-from protocol.messages import ENVELOPE_BYTES
-from rounds.miner import Miner
-from rounds.repair_answers import RepairAnswers
-from rounds.validator import Validator
-from simulation.network import Member, Network, Programs
-from simulation.signer import hash_verify
-from simulation.store import Call
+from murmur.lab.simulation.network import Member, Network, Programs
+from murmur.lab.simulation.signer import hash_verify
+from murmur.lab.simulation.store import Call
+from murmur.node.node import Node
+from murmur.node.sync.repair_requests import parse_wanted
+from murmur.protocol import keys
+from murmur.protocol.messages import ENVELOPE_BYTES
+from murmur.rounds.miner import Miner
+from murmur.rounds.repair_answers import RepairAnswers
+from murmur.rounds.validator import Validator
+from murmur.training.memory import RECENT_ROUNDS
 from tests.rounds.test_mirrors import CopiesNothing, contributing, copied, events, liar, until
-from training.memory import RECENT_ROUNDS
 
 Made = Callable[..., Network]
 EVERYTHING = range(20)

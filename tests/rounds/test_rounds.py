@@ -10,20 +10,20 @@ import torch
 from loguru import logger
 
 from gauntlet.agreement import SEAT_ROUNDS
-from node.program.process import EXIT_UPDATE, run_program
-from protocol import keys
-from protocol.errors import UpdateNeeded
-from protocol.messages import encode_slot, parse_document
-from protocol.run import Amendment
-from protocol.types import PeerId, hotkey
-from rounds.miner import Miner
-from rounds.validator import Validator
+from murmur.node.program.process import EXIT_UPDATE, run_program
+from murmur.protocol import keys
+from murmur.protocol.errors import UpdateNeeded
+from murmur.protocol.messages import encode_slot, parse_document
+from murmur.protocol.run import Amendment
+from murmur.protocol.types import PeerId, hotkey
+from murmur.rounds.miner import Miner
+from murmur.rounds.validator import Validator
+from murmur.training.checkpoint import Saved
 from sparseloco.update import Update
 from tests.fakes.bucket import Faults
 from tests.fakes.chain import fake_verify
 from tests.network import FakeNetwork
 from tests.small_run import OWNER
-from training.checkpoint import Saved
 
 Networks = Callable[..., FakeNetwork]
 

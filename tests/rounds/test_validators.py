@@ -5,15 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from gauntlet.agreement import SEAT_ROUNDS, abstention
-from node.state.saved import Consensus, Snapshot
-from protocol import keys
-from protocol.types import Digest, Word
-from rounds.words import Words
+from murmur.node.state.saved import Consensus, Snapshot
+from murmur.protocol import keys
+from murmur.protocol.types import Digest, Word
+from murmur.rounds.words import Words
+from murmur.training import checkpoint
+from murmur.training.replica import parse_outer
 from sparseloco.digest import theta_digest
 from tests.network import FakeNetwork, saved_state, with_parts
 from tests.small_run import OWNER
-from training import checkpoint
-from training.replica import parse_outer
 
 Networks = Callable[..., FakeNetwork]
 

@@ -10,21 +10,21 @@ import pytest
 from gauntlet.agreement import SEAT_ROUNDS, abstention
 from gauntlet.average import Average
 from gauntlet.selection import Ranking
-from localnet.faults import Garbage
-from node.node import Node
-from protocol import keys
-from protocol.errors import ChainError
-from protocol.types import Digest, PeerId, Word, hotkey
-from rounds.collect import Collector
-from rounds.miner import Miner
-from rounds.score import Scores
-from rounds.validator import Validator
-from rounds.words import Words
+from murmur.data.shards import Shards
+from murmur.lab.localnet.faults import Garbage
+from murmur.node.node import Node
+from murmur.protocol import keys
+from murmur.protocol.errors import ChainError
+from murmur.protocol.types import Digest, PeerId, Word, hotkey
+from murmur.rounds.collect import Collector
+from murmur.rounds.miner import Miner
+from murmur.rounds.score import Scores
+from murmur.rounds.validator import Validator
+from murmur.rounds.words import Words
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, Killed, with_parts
 from tests.rounds.test_crashes import dead
 from tests.rounds.test_rounds import names
-from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
 

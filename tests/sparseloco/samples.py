@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import ops
 from sparseloco.dense import DenseUpdate
 from sparseloco.reference import compress

@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import InvalidSubmission
-from protocol.layout import DenseLayout
-from protocol.types import Digest, PeerId
+from murmur.protocol.errors import InvalidSubmission
+from murmur.protocol.layout import DenseLayout
+from murmur.protocol.types import Digest, PeerId
 from sparseloco import dense, kernels, ops, wire
 from sparseloco.dense_native import DenseCodec
 from sparseloco.floats import NonFinite

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from protocol import merkle
-from protocol.assignment import Draw
-from protocol.layout import Layout
-from protocol.types import Digest, PeerId
+from murmur.protocol import merkle
+from murmur.protocol.assignment import Draw
+from murmur.protocol.layout import Layout
+from murmur.protocol.types import Digest, PeerId
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.outer import OuterState
 from tests.sparseloco.samples import RAGGED, arrays, tensors

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import ops
 from sparseloco.feedback import accumulate, restore
 from sparseloco.reference import compress

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from protocol.errors import ConfigError
-from protocol.layout import Layout
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.layout import Layout
 from sparseloco import ops
 from sparseloco.floats import fp32, require_denormals, tensor_of
 from sparseloco.outer import OuterState

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigError, InvalidSubmission
-from protocol.layout import Layout
+from murmur.protocol.errors import ConfigError, InvalidSubmission
+from murmur.protocol.layout import Layout
 from sparseloco import kernels, native, ops, outer, reference, wire
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState

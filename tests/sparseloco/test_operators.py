@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import kernels, operators
 from tests.sparseloco.samples import RAGGED, tensors
 from tests.sparseloco.test_reference import BETA, inputs

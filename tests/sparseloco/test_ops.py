@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import kernels, ops
 from sparseloco.outer import OuterState
 from tests.sparseloco.samples import RAGGED, arrays, same_bits, tensors, update_of

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco.outer import OuterState, apply_probe, bound, bounds, outer_step, scales
 from sparseloco.update import Norms
 from tests.sparseloco import twin

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.layout import Region, kept, record_bytes
+from murmur.protocol.layout import Region, kept, record_bytes
 from sparseloco.quantize import Codes
 from sparseloco.records import Chunks, decode, encode, indices, signs
 

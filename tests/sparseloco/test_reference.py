@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.layout import Layout
-from protocol.types import Digest, PeerId
+from murmur.protocol.layout import Layout
+from murmur.protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.layout import Layout
-from protocol.types import DIGEST_BYTES
+from murmur.protocol.layout import Layout
+from murmur.protocol.types import DIGEST_BYTES
 from sparseloco import ops, wire
 from sparseloco.outer import OuterState, bounds, most
 from sparseloco.quantize import level_codes, level_values

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import kernels, native, ops
 from sparseloco.outer import OuterState, bounds, outer_step
 from sparseloco.spectral import UNITS, exact_products, gram, trust

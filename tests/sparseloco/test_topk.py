@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import topk
 from sparseloco.floats import NonFinite
 

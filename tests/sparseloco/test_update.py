@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco.reference import compress
 from sparseloco.update import Update, overlap
 from tests.sparseloco.samples import KINDS, RAGGED, update_of

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import InvalidSubmission
-from protocol.layout import Layout
-from protocol.types import Digest, PeerId, Reason
+from murmur.protocol.errors import InvalidSubmission
+from murmur.protocol.layout import Layout
+from murmur.protocol.types import Digest, PeerId, Reason
 from sparseloco import records
 from sparseloco.topk import slabs
 from sparseloco.wire import Submission, encode, parse, parse_submission, plaintext_bytes

@@ -1,5 +1,6 @@
 """A second, naive implementation of the codec and the outer step: chunk by chunk, value by value, in numpy scalars and
-Python lists. Written from docs/protocol.md sections 2, 3 and 7; shares no code with sparseloco/ or protocol/layout.py.
+Python lists. Written from docs/protocol.md sections 2, 3 and 7; shares no code with sparseloco/ or
+murmur/protocol/layout.py.
 """
 
 import struct

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 
-from protocol.ports import Time
-from protocol.types import PeerId
+from murmur.protocol.ports import Time
+from murmur.protocol.types import PeerId
 from storage.collect import Collection
 from storage.exchange import Data, Fault, Source, Wanted
 from storage.realtime import REAL

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from localnet.store import StoreReady, read_ready
+from murmur.lab.localnet.store import StoreReady, read_ready
 from storage import client, exchange, s3, upload
 from storage.s3 import S3Bucket, open_bucket
 from tests.storage.proxy import Proxy, proxied
@@ -45,7 +45,9 @@ def served(command: list[str], ready: Path) -> Iterator[subprocess.Popen[bytes]]
 def s3_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folder of the local network's S3 server (SeaweedFS), running as a process of its own with two peers."""
     folder = tmp_path_factory.mktemp("store")
-    with served(["-m", "localnet.seaweed", "--folder", str(folder), "miner-0", "miner-1"], folder / "ready.json"):
+    with served(
+        ["-m", "murmur.lab.localnet.seaweed", "--folder", str(folder), "miner-0", "miner-1"], folder / "ready.json"
+    ):
         yield folder
 
 

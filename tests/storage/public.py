@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-from protocol.errors import ObjectMissing
+from murmur.protocol.errors import ObjectMissing
 from storage.s3 import RangedBucket
 
 PAGE = b"<!DOCTYPE html><html><body>There is nothing here.</body></html>"

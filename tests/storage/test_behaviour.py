@@ -5,9 +5,9 @@ from threading import Barrier
 
 import pytest
 
-from protocol import keys
-from protocol.errors import AccessDenied, StorageError
-from simulation.store import Faults
+from murmur.lab.simulation.store import Faults
+from murmur.protocol import keys
+from murmur.protocol.errors import AccessDenied, StorageError
 from storage.behaviour import (
     PART_BYTES,
     WRITERS,

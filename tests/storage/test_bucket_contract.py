@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localnet.store import StoreReady
-from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge, StorageError
+from murmur.lab.localnet.store import StoreReady
+from murmur.protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge, StorageError
 from storage.behaviour import creates_once
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket, open_bucket
 from tests.fakes.bucket import FakeStore

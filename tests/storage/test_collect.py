@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigError, ObjectMissing, StorageError
-from protocol.types import PeerId, Pointer
-from simulation.clock import Life
+from murmur.lab.simulation.clock import Life
+from murmur.protocol.errors import ConfigError, ObjectMissing, StorageError
+from murmur.protocol.types import PeerId, Pointer
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Source, Wanted
 from storage.s3 import RangedBucket, open_bucket, open_pointer

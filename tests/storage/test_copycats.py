@@ -6,13 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from localnet.store import StoreReady
-from node.fetch.payloads import collect_keys, collect_pinned
-from node.fetch.sources import Sources
-from protocol import keys
-from protocol.messages import ENVELOPE_BYTES, Reveal
-from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Pointer, Slot, Uid
-from simulation.clock import Life
+from murmur.lab.localnet.store import StoreReady
+from murmur.lab.simulation.clock import Life
+from murmur.node.fetch.payloads import collect_keys, collect_pinned
+from murmur.node.fetch.sources import Sources
+from murmur.protocol import keys
+from murmur.protocol.messages import ENVELOPE_BYTES, Reveal
+from murmur.protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Pointer, Slot, Uid
 from storage.s3 import open_bucket, open_pointer
 from storage.seal import seal
 from storage.transport import TRAFFIC

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import AccessDenied, StorageError
-from protocol.types import PeerId
-from simulation import store as world
-from simulation.clock import Life
+from murmur.lab.simulation import store as world
+from murmur.lab.simulation.clock import Life
+from murmur.protocol.errors import AccessDenied, StorageError
+from murmur.protocol.types import PeerId
 from storage import exchange
 from storage.collect import gather
 from storage.exchange import Source, Wanted, publish

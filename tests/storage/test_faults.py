@@ -13,7 +13,7 @@ from typing import Any
 import botocore.auth
 import pytest
 
-from protocol.errors import AccessDenied, StorageError
+from murmur.protocol.errors import AccessDenied, StorageError
 from storage import refusals, transport
 from storage.s3 import S3Bucket
 from tests.storage import faults

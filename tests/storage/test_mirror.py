@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol import keys
-from protocol.errors import StorageError
-from protocol.types import Digest, PeerId
+from murmur.protocol import keys
+from murmur.protocol.errors import StorageError
+from murmur.protocol.types import Digest, PeerId
 from storage.collect import gather
 from storage.exchange import Source, Wanted
 from storage.mirror import Mirror

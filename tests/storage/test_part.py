@@ -2,8 +2,8 @@
 
 import pytest
 
-from localnet.store import StoreReady
-from protocol.types import PeerId
+from murmur.lab.localnet.store import StoreReady
+from murmur.protocol.types import PeerId
 from storage.collect import gather
 from storage.exchange import Fault, Source, Wanted
 from storage.s3 import RangedBucket, open_bucket

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ObjectMissing, StorageError
+from murmur.protocol.errors import ObjectMissing, StorageError
 from storage import client
 from storage.parts import Section, in_file, in_memory
 from storage.s3 import PART_BYTES, S3Bucket, open_bucket

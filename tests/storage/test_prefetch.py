@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ObjectMissing, StorageError
-from simulation import store as world
-from simulation.clock import Life
+from murmur.lab.simulation import store as world
+from murmur.lab.simulation.clock import Life
+from murmur.protocol.errors import ObjectMissing, StorageError
 from storage import resume
 from storage.collect import Collection, gather
 from storage.exchange import Fault, Source, Wanted, cached

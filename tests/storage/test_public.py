@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol import keys
-from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
-from protocol.types import Digest, PeerId, PublicPointer
+from murmur.protocol import keys
+from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from murmur.protocol.types import Digest, PeerId, PublicPointer
 from storage.published import Why, try_published
 from storage.resume import download_to
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket, S3Bucket, open_bucket, open_pointer, open_published

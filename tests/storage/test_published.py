@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from protocol import keys
-from protocol.errors import AccessDenied, ObjectMissing, StorageError
-from simulation.store import Faults, Store
+from murmur.lab.simulation.store import Faults, Store
+from murmur.protocol import keys
+from murmur.protocol.errors import AccessDenied, ObjectMissing, StorageError
 from storage.published import Why, try_published
 from storage.s3 import RangedBucket
 from tests.fakes.bucket import FakeBucket, FakeStore

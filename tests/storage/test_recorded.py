@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import keys
-from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
-from protocol.types import Digest
+from murmur.protocol import keys
+from murmur.protocol.errors import (
+    AccessDenied,
+    ConfigError,
+    ObjectMissing,
+    ObjectReplaced,
+    ObjectTooLarge,
+    StorageError,
+)
+from murmur.protocol.types import Digest
 from storage import recorded
 from storage.recorded import RecordedBucket, open_recorded_bucket, record
 from tests.fakes.bucket import FakeStore

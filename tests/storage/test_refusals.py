@@ -7,7 +7,7 @@ from email.utils import formatdate
 
 import pytest
 
-from protocol.errors import AccessDenied, BucketMissing, ObjectMissing, StorageError
+from murmur.protocol.errors import AccessDenied, BucketMissing, ObjectMissing, StorageError
 from storage.s3 import S3Bucket, open_bucket
 from tests.storage.hostile import Hostile, Script, hostile, response, says
 from tests.storage.test_s3 import ERROR_XML, assert_says_nothing

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localnet.store import StoreReady
-from protocol.errors import ObjectReplaced, StorageError
+from murmur.lab.localnet.store import StoreReady
+from murmur.protocol.errors import ObjectReplaced, StorageError
 from storage import s3, transport
 from storage.resume import download_to
 from storage.s3 import S3Bucket

@@ -10,8 +10,8 @@ from types import FrameType
 
 import pytest
 
-from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
-from simulation import store as world
+from murmur.lab.simulation import store as world
+from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from storage import resume
 from storage.realtime import REAL
 from storage.resume import Busy, _claimed, download_to

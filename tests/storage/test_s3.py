@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.errors import ObjectTooLarge, StorageError
-from protocol.ports import Multipart
+from murmur.protocol.errors import ObjectTooLarge, StorageError
+from murmur.protocol.ports import Multipart
 from storage.s3 import S3Bucket
 from tests.storage.hostile import Script, hostile, response, says
 from tests.storage.s3_cases import MIB, PATIENCE, SECRET, SHORT, SLACK, WORD, assert_says_nothing, bucket_at, get

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigError, StorageError
-from protocol.types import Pointer
+from murmur.protocol.errors import ConfigError, StorageError
+from murmur.protocol.types import Pointer
 from storage import transport
 from storage.s3 import open_bucket, open_pointer
 from tests.storage.hostile import Hostile, Script, hostile, says

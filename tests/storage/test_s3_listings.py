@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import StorageError
+from murmur.protocol.errors import StorageError
 from storage import client
 from tests.storage.hostile import hostile, response, says
 from tests.storage.s3_cases import PATIENCE, assert_says_nothing, bucket_at

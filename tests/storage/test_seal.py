@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import SECTION_BYTES, leaf, sections_root
-from protocol.messages import ENVELOPE_BYTES, parse_envelope
-from protocol.types import Digest, PeerId, Reason
+from murmur.protocol.errors import InvalidMessage, InvalidSubmission
+from murmur.protocol.merkle import SECTION_BYTES, leaf, sections_root
+from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope
+from murmur.protocol.types import Digest, PeerId, Reason
 from storage.seal import (
     BLOCK_BYTES,
     Sealed,

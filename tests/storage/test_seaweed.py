@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from localnet import seaweed
-from localnet.ports import free_ports
-from localnet.store import StoreReady, read_ready
-from protocol.errors import AccessDenied, StorageError
+from murmur.lab.localnet import seaweed
+from murmur.lab.localnet.ports import free_ports
+from murmur.lab.localnet.store import StoreReady, read_ready
+from murmur.protocol.errors import AccessDenied, StorageError
 from storage.s3 import PART_BYTES, S3Bucket, open_bucket, open_pointer
 from tests.storage.conftest import served
 
@@ -114,7 +114,7 @@ def test_the_published_pointer_reads_and_does_not_write(s3_store: StoreReady) ->
 @contextlib.contextmanager
 def serving(folder: Path, *names: str) -> Iterator["subprocess.Popen[bytes]"]:
     """The server on a folder; nothing of it is left afterwards."""
-    program = ["-m", "localnet.seaweed", "--folder", str(folder), *names]
+    program = ["-m", "murmur.lab.localnet.seaweed", "--folder", str(folder), *names]
     with served(program, folder / "ready.json") as process:
         yield process
     assert not weeds(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ObjectReplaced, StorageError
+from murmur.protocol.errors import ObjectReplaced, StorageError
 from storage import client
 from storage.resume import download_to
 from storage.s3 import S3Bucket, open_bucket

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from localnet.store import StoreReady
-from protocol.errors import AccessDenied, StorageError
-from simulation.clock import Life
+from murmur.lab.localnet.store import StoreReady
+from murmur.lab.simulation.clock import Life
+from murmur.protocol.errors import AccessDenied, StorageError
 from storage import exchange, s3, upload
 from storage.s3 import open_bucket
 from storage.upload import Upload, goes_ahead

@@ -16,8 +16,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from localnet.store import StoreUser
-from protocol.errors import StorageError
+from murmur.lab.localnet.store import StoreUser
+from murmur.protocol.errors import StorageError
 from storage.resume import download_to
 from storage.s3 import S3Bucket
 from storage.upload import Upload

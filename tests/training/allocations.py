@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training.parallel import local
+from murmur.training.parallel import local
 
 
 class Watched(TorchDispatchMode):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
+from murmur.data import build
+from murmur.data.shards import Shards
+from murmur.protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
 from tests.small_run import TEXT
-from training import build
-from training.shards import Shards
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from training.optimizer import FIRST, MOMENTUM, SECOND, store_adam_state
-from training.parallel import local
+from murmur.training.optimizer import FIRST, MOMENTUM, SECOND, store_adam_state
+from murmur.training.parallel import local
 
 
 class _Copies(dict[str, Tensor]):

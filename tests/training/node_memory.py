@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from murmur import presets
-from protocol.spec import RunSpec
+from murmur.plan import presets
+from murmur.protocol.spec import RunSpec
+from murmur.training import checkpoint
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco import wire
 from sparseloco.update import Update
-from training import checkpoint
-from training.replica import Replica, genesis_theta
 
 MODEL = {
     "vocabulary": 4096,

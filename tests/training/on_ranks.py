@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from protocol.cluster import build_cluster
-from protocol.types import Digest, PeerId
+from murmur.protocol.cluster import build_cluster
+from murmur.protocol.types import Digest, PeerId
+from murmur.training.checkpoint import Saved
+from murmur.training.parallel import Ranks, run
+from murmur.training.replica import ERROR, Replica, genesis_theta
+from murmur.training.trainer import Trainer
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from tests.sparseloco.samples import mean_in_parts
 from tests.specs import toy_spec
-from training.checkpoint import Saved
-from training.parallel import Ranks, run
-from training.replica import ERROR, Replica, genesis_theta
-from training.trainer import Trainer
 
 SPEC = toy_spec(
     {

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from murmur import presets
-from protocol.errors import ConfigError
-from protocol.spec import RunSpec
-from training import batch_trial
-from training.batch_trial import Fit, fit, fit_cpu, fit_planned, fit_tried
-from training.memory import RESERVE, memory_total
-from training.model import Transformer
-from training.optimizer import make_optimizer
-from training.parallel import ALONE, Ranks
-from training.plan import Plan
-from training.sizes import Recompute
+from murmur.plan import presets
+from murmur.plan.requirements import Plan
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.spec import RunSpec
+from murmur.training import batch_trial
+from murmur.training.batch_trial import Fit, fit, fit_cpu, fit_planned, fit_tried
+from murmur.training.memory import RESERVE, memory_total
+from murmur.training.model import Transformer
+from murmur.training.optimizer import make_optimizer
+from murmur.training.parallel import ALONE, Ranks
+from murmur.training.sizes import Recompute
 
 ORDER: list[Recompute] = ["none", "selective", "full"]
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import CheckpointCorrupt
-from protocol.types import Digest
-from training import checkpoint
-from training.checkpoint import Saved, blobs, load, load_tensors, manifest_path, save, tensors_path
+from murmur.protocol.errors import CheckpointCorrupt
+from murmur.protocol.types import Digest
+from murmur.training import checkpoint
+from murmur.training.checkpoint import Saved, blobs, load, load_tensors, manifest_path, save, tensors_path
 
 TENSORS = {
     "b": torch.tensor([[1.5, -0.0, 3.0], [float("inf"), 1e-45, -2.0]]),

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from owner import presets
-from owner.cluster import draft
-from protocol.cluster import ClusterSpec, build_cluster
-from protocol.errors import CheckpointCorrupt, ConfigError
-from protocol.layout import DenseLayout
-from protocol.spec import Exchange, RunSpec
+from murmur.cluster.creation import draft
+from murmur.configs import presets
+from murmur.data.shards import Shards
+from murmur.protocol.cluster import ClusterSpec, build_cluster
+from murmur.protocol.errors import CheckpointCorrupt, ConfigError
+from murmur.protocol.layout import DenseLayout
+from murmur.protocol.spec import Exchange, RunSpec
+from murmur.training.checkpoint import Saved, load, save
+from murmur.training.genesis import genesis_state
+from murmur.training.memory import disk_parts, host_moments
+from murmur.training.replica import ERROR, VELOCITY, Replica, genesis_theta
 from sparseloco import ops
 from sparseloco.dense import DenseUpdate
 from sparseloco.outer import OuterState
 from tests.sparseloco.samples import mean_in_parts
 from tests.training.test_replica import bits, trained, weights
-from training.checkpoint import Saved, load, save
-from training.genesis import genesis_state
-from training.memory import disk_parts, host_moments
-from training.replica import ERROR, VELOCITY, Replica, genesis_theta
-from training.shards import Shards
 
 
 def cluster_spec(run_spec: RunSpec, momentum: float = 0.9, exchange: str = "int8") -> ClusterSpec:

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from protocol.assignment import page_at
-from protocol.spec import RunSpec
+from murmur.data.shards import Shards
+from murmur.protocol.assignment import page_at
+from murmur.protocol.spec import RunSpec
+from murmur.training.checkpoint import load, save
+from murmur.training.genesis import genesis_state
+from murmur.training.loader import sequences
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.outer import bound
 from sparseloco.update import Norms
-from training.checkpoint import load, save
-from training.genesis import genesis_state
-from training.loader import sequences
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 HONEST, DUST = 4, 5
 

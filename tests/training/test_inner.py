@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from protocol.spec import InnerSpec, ModelSpec
+from murmur.protocol.spec import InnerSpec, ModelSpec
+from murmur.training.inner import inner_round
+from murmur.training.loader import batches
+from murmur.training.model import Transformer, initialise
+from murmur.training.optimizer import make_optimizer
+from murmur.training.parallel import whole
+from murmur.training.schedule import lr_at
+from murmur.training.sizes import Recompute
 from tests.training.moments import adam_state
-from training.inner import inner_round
-from training.loader import batches
-from training.model import Transformer, initialise
-from training.optimizer import make_optimizer
-from training.parallel import whole
-from training.schedule import lr_at
-from training.sizes import Recompute
 
 
 def fresh(model_spec: ModelSpec, inner_spec: InnerSpec) -> tuple[Transformer, torch.optim.Optimizer]:

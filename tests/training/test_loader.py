@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.types import Page
-from training.loader import ahead, batches, one_ahead, sequences
-from training.shards import Shards
+from murmur.data.shards import Shards
+from murmur.protocol.types import Page
+from murmur.training.loader import ahead, batches, one_ahead, sequences
 
 
 def test_sequences_are_contiguous_runs_that_share_one_token(data: Shards) -> None:

@@ -16,12 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from murmur import presets
-from protocol.spec import ModelSpec, RunSpec
-from tests.training.allocations import Watched
-from tests.training.node_memory import spec_of
-from training import muon, trainer
-from training.memory import (
+from murmur.plan import presets
+from murmur.protocol.spec import ModelSpec, RunSpec
+from murmur.training import muon, trainer
+from murmur.training.memory import (
     COMPUTING,
     PROCESS_BYTES,
     SLAB_BYTES,
@@ -34,10 +32,12 @@ from training.memory import (
     memory_total,
     micro_moments,
 )
-from training.model import Transformer
-from training.optimizer import make_optimizer, state_shapes
-from training.parallel import ALONE, Ranks
-from training.sizes import Recompute, Sizes
+from murmur.training.model import Transformer
+from murmur.training.optimizer import make_optimizer, state_shapes
+from murmur.training.parallel import ALONE, Ranks
+from murmur.training.sizes import Recompute, Sizes
+from tests.training.allocations import Watched
+from tests.training.node_memory import spec_of
 
 # --- GPUs --------------------------------------------------------------------------------------------------------
 

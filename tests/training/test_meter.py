@@ -5,14 +5,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from protocol.spec import InnerSpec, ModelSpec
-from training import meter as meter_module
-from training.inner import inner_round
-from training.loader import batches
-from training.meter import Meter, Reading, memory_bytes, peak_flops, peak_flops_of
-from training.model import Transformer, initialise
-from training.optimizer import make_optimizer
-from training.sizes import flops_per_token
+from murmur.protocol.spec import InnerSpec, ModelSpec
+from murmur.training import meter as meter_module
+from murmur.training.inner import inner_round
+from murmur.training.loader import batches
+from murmur.training.meter import Meter, Reading, memory_bytes, peak_flops, peak_flops_of
+from murmur.training.model import Transformer, initialise
+from murmur.training.optimizer import make_optimizer
+from murmur.training.sizes import flops_per_token
 
 CPU = torch.device("cpu")
 

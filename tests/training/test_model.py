@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from protocol.spec import ModelSpec
+from murmur.protocol.spec import ModelSpec
+from murmur.training import model as model_module
+from murmur.training.model import Transformer, cross_entropy, initialise
+from murmur.training.sizes import LOGITS_PER_CHUNK, Recompute
 from tests.training.allocations import Watched
-from training import model as model_module
-from training.model import Transformer, cross_entropy, initialise
-from training.sizes import LOGITS_PER_CHUNK, Recompute
 
 SPECS = [
     ModelSpec(vocabulary=50, layers=2, width=24, heads=6, kv_heads=2, ffn=20, context=17, tie_embeddings=True),

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from training import muon
-from training.muon import Muon, orthogonalised
-from training.parallel import ALONE, Ranks, local
+from murmur.training import muon
+from murmur.training.muon import Muon, orthogonalised
+from murmur.training.parallel import ALONE, Ranks, local
 
 SHAPES = ((64, 64), (200, 48), (30, 90), (2, 40), (7, 7))
 """The last ones have fewer rows than there are ranks, or shards of unequal size."""

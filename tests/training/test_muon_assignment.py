@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from murmur import presets
-from protocol.spec import ModelSpec
-from training.muon import orthogonalised
-from training.muon_assignment import Shape, deal, muon_flops, orthogonalising_flops
+from murmur.plan import presets
+from murmur.protocol.spec import ModelSpec
+from murmur.training.muon import orthogonalised
+from murmur.training.muon_assignment import Shape, deal, muon_flops, orthogonalising_flops
 
 
 def matrices(model: ModelSpec) -> list[Shape]:

@@ -12,16 +12,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from protocol.errors import CheckpointCorrupt
-from protocol.spec import InnerSpec, ModelSpec
-from protocol.types import Page
+from murmur.data.shards import Shards
+from murmur.protocol.errors import CheckpointCorrupt
+from murmur.protocol.spec import InnerSpec, ModelSpec
+from murmur.protocol.types import Page
+from murmur.training.inner import inner_round
+from murmur.training.loader import batches, sequences
+from murmur.training.model import Transformer, initialise
+from murmur.training.optimizer import load_adam_state, make_optimizer, set_constants, state_shapes
+from murmur.training.parallel import ALONE, Ranks, whole
 from tests.training.moments import adam_state
-from training.inner import inner_round
-from training.loader import batches, sequences
-from training.model import Transformer, initialise
-from training.optimizer import load_adam_state, make_optimizer, set_constants, state_shapes
-from training.parallel import ALONE, Ranks, whole
-from training.shards import Shards
 
 BOTH = pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 

@@ -1,11 +1,11 @@
 """The prober answers what separate probes would, and leaves theta as it was."""
 
-from protocol.spec import RunSpec
-from protocol.types import Page
-from training.loader import sequences
-from training.probe import Prober
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
+from murmur.data.shards import Shards
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Page
+from murmur.training.loader import sequences
+from murmur.training.probe import Prober
+from murmur.training.replica import Replica, genesis_theta
 
 
 def test_losses_equal_those_of_separate_probes_in_any_order(run_spec: RunSpec, data: Shards) -> None:

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol.errors import CheckpointCorrupt
-from protocol.spec import RunSpec
-from protocol.types import Digest, Page, PeerId
+from murmur.data.shards import Shards
+from murmur.protocol.errors import CheckpointCorrupt
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, Page, PeerId
+from murmur.training.checkpoint import Saved, load, save
+from murmur.training.evaluate import held_out_loss, held_out_sequences
+from murmur.training.loader import sequences
+from murmur.training.replica import Replica, genesis_theta, parse_outer
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
-from training.checkpoint import Saved, load, save
-from training.evaluate import held_out_loss, held_out_sequences
-from training.loader import sequences
-from training.replica import Replica, genesis_theta, parse_outer
-from training.shards import Shards
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur import presets
-from protocol.spec import InnerSpec
-from training.schedule import lr_at
+from murmur.plan import presets
+from murmur.protocol.spec import InnerSpec
+from murmur.training.schedule import lr_at
 
 SPEC = InnerSpec(steps=30, sequences=192, peak_lr=1.2e-4, final_lr=1.2e-5, warmup_steps=1500, decay_steps=80_000)
 SHORT = {"steps": 2, "sequences": 1, "peak_lr": 1e-3, "final_lr": 1e-4, "warmup_steps": 5, "decay_steps": 30}

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from murmur import presets
-from protocol.spec import ModelSpec
-from training.index import SHARD_TOKENS
-from training.model import Transformer
-from training.sizes import Sizes, flops_per_token, layer_parameters, untied_parameters
+from murmur.data.index import SHARD_TOKENS
+from murmur.plan import presets
+from murmur.protocol.spec import ModelSpec
+from murmur.training.model import Transformer
+from murmur.training.sizes import Sizes, flops_per_token, layer_parameters, untied_parameters
 
 COUNTS = {
     "tiny": (115_520, 132_416),

@@ -2,13 +2,13 @@
 
 import torch
 
-from protocol.layout import Layout
-from protocol.spec import RunSpec
+from murmur.protocol.layout import Layout
+from murmur.protocol.spec import RunSpec
+from murmur.training.host import Area, model_bytes, model_tensors
+from murmur.training.parallel import Ranks
+from murmur.training.replica import Replica, genesis_theta
+from murmur.training.trainer import _divides, _share, _slabs
 from tests.specs import toy_spec
-from training.host import Area, model_bytes, model_tensors
-from training.parallel import Ranks
-from training.replica import Replica, genesis_theta
-from training.trainer import _divides, _share, _slabs
 
 
 def test_slabs_give_the_same_payload_as_all_tensors_at_once() -> None:

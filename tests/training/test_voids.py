@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from gauntlet.sketch import Sample, Sketch, find_copies
-from protocol.assignment import page_at
-from protocol.spec import RunSpec
-from protocol.types import Digest, PeerId
+from murmur.data.shards import Shards
+from murmur.protocol.assignment import page_at
+from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, PeerId
+from murmur.training.loader import sequences
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.update import Update
-from training.loader import sequences
-from training.replica import Replica, genesis_theta
-from training.shards import Shards
 
 PEERS = [PeerId(bytes([number]) * 32) for number in (1, 2, 3)]
 VOIDS = range(2, 32)

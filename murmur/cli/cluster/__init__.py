@@ -1,0 +1,1 @@
+"""`murmur cluster`: a run among members who trust each other, over one bucket."""

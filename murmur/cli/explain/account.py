@@ -1,0 +1,82 @@
+"""A miner's account, from validators' newest signed reports: claims, which `murmur audit` checks."""
+
+import argparse
+import sys
+from itertools import islice
+
+from gauntlet.account import account, outcome
+from gauntlet.agreement import mirrors
+from murmur.cli import network
+from murmur.node.fetch.reports import Reports
+from murmur.node.fetch.sources import Sources
+from murmur.protocol.errors import ChainError, ConfigError
+from murmur.protocol.ports import Chain
+from murmur.protocol.types import Peer, PeerId, hotkey
+
+MOST_READ = 5
+"""Validators whose reports are read, those with the most stake: a report of 256 hotkeys has 450 kB, read in a tenth of
+a second."""
+SHOWN_IN_FULL = 2
+
+
+def show(miner: str, options: argparse.Namespace) -> int:
+    """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator reports on it."""
+    there = network.open_network("murmur explain", options)
+    peer = there.peer(miner, "MINER")
+    chain, run = there.doors.chain, there.run
+    head = chain.finalized().block
+    peers = chain.peers(head)
+    newest = run.clock.round_at(head)
+    mine = next((one for one in peers if one.id == peer), None)
+    stakes = {one.id: one.stake for one in peers}
+    counted = mirrors(run, head, peers)
+    total = sum(stakes[one] for one in counted) or 1
+    asked = counted[:MOST_READ]
+    reports = Reports(run, there.doors, Sources(peers, there.doors.open_pointer))
+    found = {one: report for one, report in reports.newest(newest, asked).items() if peer in report.rows}
+    full = list(islice(found, SHOWN_IN_FULL))
+    for number in {found[one].round - 1 for one in full}:
+        reports.of(number, full)
+    where = f"uid {mine.uid}" if mine is not None else "no longer registered"
+    lines = [f"{_titled(there, peer)}, {where}, in run {run.first.name} (round {newest} now)"]
+    for validator, report in found.items():
+        spec = run.spec_at(report.round).gauntlet
+        stake = f"{100 * stakes[validator] / total:.0f} % of the validators' stake"
+        lines += ["", f"validator {_titled(there, validator)} ({stake}), round {report.round}:"]
+        if validator in full:
+            before = reports.of(report.round - 1, [validator]).get(validator)
+            lines += [f"  {line}" for line in account(peer, report, before, spec)]
+            lines.append(f"  {on_chain(chain, head, validator, mine)}")
+        else:
+            lines.append(f"  {outcome(report.rows[peer], report.after.peers.get(peer), spec)}")
+    if not found:
+        known = "is registered, but no" if mine is not None else "is not registered on this subnet, and no"
+        raise ConfigError(
+            f"{there.called(peer)} {known} validator's recent report lists it: try again after the next round, "
+            "and check the hotkey, --netuid and --owner"
+        )
+    if len(counted) > len(asked):
+        rest = 100 * sum(stakes[one] for one in counted[MOST_READ:]) / total
+        lines += ["", f"not read: {len(counted) - len(asked)} more validators, with {rest:.0f} % of the stake"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) -> str:
+    """Return a validator's weight for this miner on chain, as of `block`."""
+    payer = next((peer for peer in chain.peers(block) if peer.id == validator), None)
+    if payer is None or miner is None:
+        return "on chain: nothing"
+    row = chain.weights(block, payer.uid)
+    share = row.get(miner.uid, 0) / (sum(row.values()) or 1)
+    try:
+        stands = chain.stands_from(payer.last_update)
+    except ChainError:
+        stands = block  # set so long ago that this chain node has pruned it
+    newer = f"; newer weights, of block {payer.last_update}, are not revealed yet" if stands is None else ""
+    return f"on chain: {100 * share:.2f} % of this validator's weights{newer}"
+
+
+def _titled(there: network.Opened, peer: PeerId) -> str:
+    name = there.names.get(peer)
+    return f"{name} ({hotkey(peer)})" if name else hotkey(peer)

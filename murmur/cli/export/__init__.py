@@ -1,0 +1,1 @@
+"""`murmur export`: a run's model in the common format, and the proof of its origin."""

@@ -1,0 +1,1 @@
+"""`murmur plan`."""

@@ -1,0 +1,449 @@
+"""A cluster member's rounds: train, seal, publish, claim, and follow the record that the store holds of each.
+
+One round reads top to bottom in `Member.play`. Nobody is asked and nobody listens: all that members know of each other
+stands in their bucket (murmur/cluster/ledger.py), and who closes a round is whoever creates its record.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from math import inf
+
+from loguru import logger
+
+from gauntlet.agreement import Agreed
+from murmur.cluster import ending
+from murmur.cluster.amendments import AmendedSpec, KeptAmendments
+from murmur.cluster.bucket_maintenance import Upkeep
+from murmur.cluster.checkpoint_turns import MemberShelf
+from murmur.cluster.choosing import choose
+from murmur.cluster.closing import closing, grace_seconds
+from murmur.cluster.heartbeat import Heartbeat
+from murmur.cluster.ledger import CALL_SECONDS, Ledger
+from murmur.cluster.mean import Mean
+from murmur.cluster.other_members import OtherMembers
+from murmur.cluster.pace import ROUNDS, least_steps, look_seconds, rounds_in, seconds_left
+from murmur.cluster.presence import GONE_SILENCES, LONGEST_LOOK_BEATS, Presence
+from murmur.cluster.record_log import RecordLog
+from murmur.cluster.recovery import Recovery, RunElsewhere
+from murmur.cluster.rejoin import SLOWEST_BYTES, begin
+from murmur.cluster.store_outage import Patience
+from murmur.data.shards import Shards
+from murmur.node.fetch.opening import open_pinned
+from murmur.node.fetch.payloads import Lacking, fetch_pinned
+from murmur.node.state.node_state import NodeState
+from murmur.node.state.saved import SealedRound
+from murmur.node.telemetry.events import round_seconds
+from murmur.protocol.assignment import assigned
+from murmur.protocol.cluster import Claim, ClusterSpec, Drain, MeanPart, Record, digest_of
+from murmur.protocol.errors import ConfigError, StorageError
+from murmur.protocol.layout import DenseLayout
+from murmur.protocol.types import Digest, Page, PeerId
+from murmur.rounds.checkpoints import Checkpoints
+from murmur.rounds.contribution import Diverged, RoundWork
+from storage.exchange import Data, Fault
+
+TOLD_SECONDS = 60.0
+
+
+class Member:
+    """One member's rounds. `name`: for people."""
+
+    def __init__(
+        self, spec: ClusterSpec, name: str, state: NodeState, shards: Shards, ledger: Ledger, process: str = ""
+    ) -> None:
+        """process: as in Heartbeat."""
+        self.state, self.ledger, self.time = state, ledger, ledger.time
+        self.amendments = KeptAmendments(state.store.folder / "amendments", ledger)
+        self.amended = AmendedSpec(spec, self.amendments)
+        self.me = ledger.me
+        self.work = RoundWork(
+            state,
+            shards,
+            ledger.bucket,
+            ledger.group.signer(self.me),
+            ledger.time,
+            lambda round, key: ledger.payload_key(round, ledger.me, key),
+        )
+        self.pulse = Heartbeat(ledger, name, spec.cluster.beat_seconds, process)
+        self.presence = Presence(spec.cluster)
+        self.patience = Patience(ledger.time, spec.cluster.beat_seconds)
+        self.checkpoints = Checkpoints(MemberShelf(self))
+        self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
+        self.upkeep = Upkeep(spec, state, ledger, self.log, self.amendments)
+        self.recovery = Recovery(self)
+        self.mean = Mean(self, spec.layout) if isinstance(spec.layout, DenseLayout) else None
+        """How a round's mean is made, in the int8 exchange."""
+        self.records: list[Record] = []
+        """The last ones: what steps take."""
+        self.sending = 0.0
+        """Seconds from our last inner step to our claim, the last time."""
+        self.step_seconds: float | None = None
+        """What one inner step took, the last time."""
+        self._trained_at: float | None = None
+        self.tried: Digest | None = None
+        """The last update that this process has begun to send."""
+        self.skipped = -1
+        """The last round to which we send nothing."""
+        self.claimed: tuple[int, Digest] | None = None
+        """The last round in which we have claimed since our start, and the update."""
+        self.began_in = 0
+        """The round in which this process began: beats of earlier ones are of no later round."""
+        self.doubles = set[tuple[str, int]]()
+        """Beats of ours from another process that runs beside this one."""
+        self._beats_read = -inf
+        self.drained: Drain | None = None
+        self.ended_at: float | None = None
+        """When we had applied the run's last record."""
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """In force in the round at which we stand."""
+        return self.amended.spec
+
+    # --- rounds ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Play rounds until stopped."""
+        self.pulse.start()
+        try:
+            while not self._patiently(self.begin):
+                pass
+            self.upkeep.start()
+            while not self._patiently(self.recovery.resume):
+                pass
+            while not (self.amended.closed or self.drained):
+                self._patiently(self.take_part)
+            if self.amended.closed:
+                ending.finish(self)
+            elif self.drained is not None:
+                ending.drain(self, self.drained)
+        finally:
+            self.upkeep.end()
+            self.pulse.leave()
+
+    def begin(self) -> None:
+        """Have a state, and forget uploads that we did not live to finish."""
+        begin(self.ledger, self.state)
+        self.began_in = round = self.state.saved.round
+        try:
+            self.ledger.abort_unfinished(round)
+        except StorageError as fault:
+            logger.warning(
+                "could not remove unfinished uploads of an earlier start from the bucket: {fault}", fault=str(fault)
+            )
+
+    def take_up(self, amended: AmendedSpec) -> None:
+        """Play by these amendments from now on."""
+        if amended.count != self.amended.count:
+            logger.info(
+                "from round {round} on, {count} amendments are in force",
+                round=self.state.saved.round,
+                count=amended.count,
+            )
+        self.amended = amended
+        self.amendments.keep(amended.taken)
+        rules = self.spec.cluster
+        self.presence.rules, self.pulse.beat_seconds, self.upkeep.spec = rules, rules.beat_seconds, self.spec
+
+    def take_part(self) -> None:
+        """The next round, from wherever the run stands, unless it is closed."""
+        try:
+            if not self.recovery.recalled:
+                self.recovery.recall()
+            self.rejoin()
+            if self.amended.closed:
+                return
+            round = self.state.saved.round
+            others = OtherMembers(self, round)
+            try:
+                self.play(round, others)
+                self.follow(round, others)
+            finally:
+                others.stop()
+            self.checkpoints.look()
+            self.drained = ending.asked_to_leave(self)
+        except RunElsewhere as fault:
+            self.recovery.start_over(str(fault))
+        except Lacking as fault:
+            self.recovery.ask(fault)
+
+    def play(self, round: int, others: "OtherMembers") -> None:
+        """Our own part of a round. What was sealed before a crash is sent as it is, and what was claimed stays."""
+        sealed = self.state.saved.sealed
+        with others.watched():
+            if sealed is None or sealed.round != round:
+                # What we claimed and have lost stays as it is claimed: others may be about to apply it.
+                skips = self.skipped == round or self.ledger.claimed(round, self.state.saved.link)
+                sealed = None if skips else self.train(round, others)
+            if sealed is None:
+                self.skipped, self.pulse.phase = round, "idle"
+            elif self.claimed != (round, sealed.object):
+                self.publish(round, sealed)
+                self.claim(round, sealed)
+                self.claimed = round, sealed.object
+                self.state.save_own()
+                self.pulse.phase = "wait"
+
+    def follow(self, round: int, others: "OtherMembers") -> None:
+        """Wait for the round's record, or close it, and apply what stands there. If nobody is left to claim, we train
+        after all."""
+        with self.state.timeline.begin("wait"):
+            record = self.close(round, others)
+            others.wait()
+        if record is None:
+            self.skipped = -1
+            self.time.sleep(self.spec.cluster.beat_seconds)
+            return
+        self.pulse.phase = "apply"
+        self.apply(round, record)
+
+    def pages(self, round: int) -> tuple[Page, ...]:
+        """The pages that are ours in the round, drawn from the link of the record before it."""
+        spec = self.spec
+        return assigned(
+            self.ledger.run,
+            self.state.saved.link,
+            self.me,
+            num_pages=spec.num_pages,
+            page_tokens=spec.page_tokens,
+            count=spec.pages_per_round,
+            first_page=spec.inner.first_page,
+        )
+
+    def train(self, round: int, others: "OtherMembers") -> SealedRound | None:
+        """All inner steps, or as many as there is time for; None where those are too few to send."""
+        inner, rules, pulse, now = self.spec.inner, self.spec.cluster, self.pulse, self.time.now
+        pulse.round, pulse.step, pulse.phase, pulse.began = round, 0, "train", None
+        training = self.work.training(round, self.pages(round), inner)
+        self.look_at_beats()
+        began, passed = now(), self.presence.passed(round, self.me)
+        left = seconds_left(rules, inner.steps, self.records, self.me, passed, self.step_seconds)
+        until = began + left if left is not None else inf
+        pulse.began = began - (passed if left is not None else 0.0)
+
+        def stopped() -> bool:
+            pulse.step += 1
+            # Who has a limit ends before it: a step of a slow machine may last longer than the others wait.
+            return others.due() or now() + (now() - began) / pulse.step > until
+
+        done = training.go_on(stopped)
+        self.step_seconds = training.seconds / done if done else None
+        training.end()
+        pulse.phase = "send"
+        self._trained_at = now()
+        if done < (least_steps(rules, inner.steps) if left is None else 1):
+            logger.warning("round {round}: {done} steps are too few to send anything", round=round, done=done)
+            return None
+        try:
+            return self.work.seal(round, self.work.compress(), self.seconds_to_send)
+        except Diverged as fault:
+            logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+            self.state.events.emit("interrupted", round, fault=str(fault))
+            return None
+
+    def publish(self, round: int, sealed: SealedRound) -> None:
+        self.pulse.phase = "send"
+        tried, self.tried = self.tried, sealed.object
+        # It may be there since before this process began, or what comes after it may have failed.
+        if tried not in (None, sealed.object) or not self.work.is_published(round, sealed):
+            self.work.publish(round, sealed, self.seconds_to_send)
+        if self.mean is not None:
+            self.mean.publish_blocks(round, sealed)
+
+    def claim(self, round: int, sealed: SealedRound) -> None:
+        """Say that our update is there, with what opens it."""
+        theta, link = self.state.claim
+        envelope = self.work.envelope_digest(sealed)
+        claim = Claim(
+            theta=theta.hex(),
+            previous=link.hex(),
+            envelope=envelope.hex(),
+            key=self.ledger.group.wrap(sealed.key, envelope).hex(),
+            steps=sealed.steps,
+            seconds=round_seconds(sealed.seconds),
+            sending=round_seconds(self.sending),
+            loss=sealed.loss,
+        )
+        self.ledger.claim(round, claim)
+        if self._trained_at is not None:
+            self.sending, self._trained_at = self.time.now() - self._trained_at, None
+        self.state.events.emit("claimed", round, steps=sealed.steps)
+
+    def seconds_to_send(self) -> float:
+        """Time-out of one try to send a payload."""
+        return 4 * CALL_SECONDS + self.spec.object_bytes / SLOWEST_BYTES
+
+    # --- what a round comes to -----------------------------------------------------------------------------------
+
+    def close(self, round: int, others: "OtherMembers") -> Record | None:
+        """Return the round's record, another member's or ours; None if nobody has claimed, and only members live that
+        send nothing, as we do. Raises RunElsewhere if most claims name another theta than we hold."""
+        enough_for, looked, rules = 0.0, self.time.now(), self.spec.cluster
+        longest, told = LONGEST_LOOK_BEATS * rules.beat_seconds, self.time.now()
+        while True:
+            try:
+                if (record := self.ledger.record(round)) is not None:
+                    return record
+                claims = others.claims()
+                if self.claimed is not None and self.claimed[0] == round and self.me not in claims:
+                    self.ledger.claim_again(round)
+                others.fetch(claims)
+                self.look_at_beats()
+                if self.presence.furthest() > round:
+                    self.ledger.require_record(round)
+                stands = closing(claims, self.presence.living())
+                passed, looked = min(self.time.now() - looked, longest), self.time.now()
+                enough_for = enough_for + passed if stands.enough else 0.0
+                ends = bool(claims) and stands.ends(enough_for, grace_seconds(rules, claims.values()))
+                if ends and self.create(round, claims, stands.waiting):
+                    continue
+                if self.skipped == round and not claims and not stands.waiting:
+                    return None
+                if not ends and self.time.now() >= told + TOLD_SECONDS:
+                    told, waits = self.time.now(), len(stands.waiting)
+                    line = "round {round}: {claimed} have claimed, waiting for {waits} that live"
+                    logger.info(line, round=round, claimed=len(claims), waits=waits)
+                self.patience.answered()
+            except Lacking:
+                raise
+            except StorageError as fault:
+                self.patience.failed(fault)
+                looked = self.time.now()
+            self.time.sleep(look_seconds(rules, self.records))
+
+    def look_at_beats(self) -> None:
+        """See which members live. Raises ConfigError if another machine plays as us."""
+        self.read_beats()
+        if len(self.doubles) > 2:
+            raise ConfigError(
+                "another machine takes part as this same member: its home was copied. Stop one of them, "
+                "and delete the file `member` in the run's folder of its --home. It then joins as a new "
+                "member"
+            )
+
+    def read_beats(self) -> None:
+        """Read all members' beats, unless that was done less than a beat ago."""
+        now = self.time.now()
+        if now < self._beats_read + self.spec.cluster.beat_seconds:
+            return
+        beats, unread = self.ledger.read_beats()
+        self._beats_read = now
+        self.presence.look(beats, self.time.now(), unread)
+        self.upkeep.living = frozenset(self.presence.heard())
+        mine = beats.get(self.me)
+        if mine is not None and mine.process != self.pulse.process and mine.round > self.began_in:
+            self.doubles.add((mine.process, mine.count))
+
+    def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
+        """Close the round with what these claims make, and take away the beats of those that are gone for good. False
+        where somebody was faster."""
+        record = choose(claims, self.presence.living(), self.state.claim, self.me)
+        if record is None:
+            raise RunElsewhere(f"most of the claims of round {round} build on another record than ours")
+        if digest_of(record.theta) != self.state.claim[0]:
+            raise RunElsewhere(f"most of the claims of round {round} name another theta")
+        if self.ledger.record(round + 1) is not None:
+            self.ledger.require_record(round)
+        amended = self.amended
+        with suppress(StorageError):  # one that cannot be read now comes into force with a later record
+            amended = amended.coming(self.ledger.amendment)
+        self.amendments.save(amended.taken)
+        record = record.model_copy(update={"amendments": amended.count})
+        ours = self.ledger.create(round, record)
+        self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
+        away = rounds_in(GONE_SILENCES * self.spec.cluster.silent_seconds, self.records, self.spec.inner.steps)
+        for member in self.presence.gone(round - away):
+            self.ledger.clear(member)
+        return ours
+
+    def apply(self, round: int, record: Record) -> None:
+        """Apply this record's outer step. Raises RunElsewhere if it is of another state than ours, Lacking, or
+        StorageError."""
+        state, pair = self.state, self.state.claim
+        selection = record.selection(self.ledger.run, round)
+        if (selection.theta, selection.previous) != pair:
+            raise RunElsewhere(f"the record of round {round} belongs to another state than ours")
+        self.log.keep(round, record)
+        amended = self.amended.at(record.amendments)
+        contributing = [update.peer for update in record.updates]
+        # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
+        mine = None if self.me in contributing or self.mean is not None else state.own_update(round)
+        state.lay_out_own(self.me, round)
+        with state.timeline.begin("download") as download:
+            parts = self.mean.parts(round, record) if self.mean is not None else {}
+            pinned: Mapping[PeerId, Claim | MeanPart] = parts or record.claims
+            try:
+                pairs, sealed = self.gather(round, pinned)
+            except Lacking as fault:
+                if self.mean is not None:
+                    self.mean.make_again(round, record, {peer: parts[peer] for peer in fault.peers})
+                raise
+        with state.timeline.begin("apply") as apply:
+            shown = {peer: self.ledger.key_of(one) for peer, one in pinned.items()}
+            opened = open_pinned(self.spec, round, pairs, sealed, shown, self.time)
+            state.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
+        self.take_up(amended)
+        self.stand()
+        self.records = [*self.records, record][-ROUNDS:]
+        state.events.emit(
+            "applied",
+            round,
+            void=False,
+            contributing=[peer.hex() for peer in contributing],
+            theta=pair[0].hex(),
+            decided=None,
+            after=None,
+            guess=None,
+            seconds={"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)},
+        )
+        if mine is not None:
+            state.events.emit("update_returned", round)
+        if mine is not None or self.skipped == round:
+            state.save_own()  # else it is on the disk, or on its way there, since we claimed
+        state.take_snapshot()
+        state.events.emit("phases", round, phases=state.timeline.take())
+        logger.info(
+            "round {round}: {count} contributed, {ours}",
+            round=round,
+            count=len(contributing),
+            ours="we among them" if mine is None and self.me in contributing else "without us",
+        )
+        self.upkeep.have()
+
+    def gather(
+        self, round: int, pinned: Mapping[PeerId, Claim | MeanPart]
+    ) -> tuple[list[tuple[PeerId, Digest]], dict[PeerId, Data]]:
+        """The sealed objects that are pinned, with their digests: all of them, or Lacking is raised."""
+        pairs = [(peer, digest_of(one.envelope)) for peer, one in sorted(pinned.items())]
+        seconds, cache, sources = len(pairs) * self.seconds_to_send(), self.state.cache, self.ledger.payloads(pinned)
+        found = fetch_pinned(self.spec, self.ledger.run, round, pairs, sources, seconds, cache, self.time)
+        lacking = [peer for peer, data in found.items() if isinstance(data, Fault)]
+        if lacking:
+            told = f"round {round}: {len(lacking)} of {len(pairs)} payloads could not be fetched"
+            raise Lacking(round, lacking, told)
+        return pairs, {peer: data for peer, data in found.items() if not isinstance(data, Fault)}
+
+    # --- coming back -------------------------------------------------------------------------------------------
+
+    def rejoin(self) -> None:
+        """Apply all records that there are. Raises RunElsewhere, Lacking."""
+        state = self.state
+        while (record := self.ledger.record(state.saved.round)) is not None:
+            self.pulse.phase = "join"
+            self.apply(state.saved.round, record)
+        self.stand()
+
+    def stand(self) -> None:
+        """Tell others where we stand: at the start of a round, with this theta."""
+        self.pulse.stand(self.state.saved.round, self.state.saved.theta.hex())
+
+    def _patiently(self, do: Callable[[], None]) -> bool:
+        """Whether it came to its end; else the store has failed, and the next try is due."""
+        try:
+            do()
+        except StorageError as fault:
+            self.state.events.emit("interrupted", self.pulse.round, fault=str(fault))
+            self.patience.failed(fault)
+            return False
+        self.patience.answered()
+        return True

@@ -1,0 +1,1 @@
+"""The run specs of this release, and who reads them."""

@@ -1,0 +1,1 @@
+"""Tokenised text: built, joined, and read by its index."""

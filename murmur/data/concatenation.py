@@ -1,0 +1,75 @@
+"""Concatenation of several data sets into one: a run that continues with another mix trains on later pages."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+
+from murmur.data.index import INDEX, Index, ShardEntry
+from murmur.data.shards import Shards
+from murmur.data.sorted_runs import write_whole
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import Digest
+
+
+def join(folders: Sequence[Path], out: Path) -> Digest:
+    """Write a data set under `out` of these data sets' tokens, in this order, in both splits; return its index's
+    digest.
+
+    Files are hard links where the disk supports them, else copies. Existing files stay, so the same call resumes after
+    a kill. Raises ConfigError for a folder without a data set, one that already holds another, and data sets of
+    different tokenizers.
+    """
+    if (out / INDEX).exists():
+        raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
+    indices = [Shards.open(folder).index for folder in folders]
+    first = indices[0]
+    for folder, index in zip(folders, indices, strict=True):
+        if _tokens_of(index) != _tokens_of(first):
+            raise ConfigError(f"{folder} was built with another tokenizer than {folders[0]}: build it again")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in first.tokenizer_files:
+        _place(folders[0] / name, out / name)
+    joined = first.model_copy(
+        update={
+            "train": _joined("train", folders, [index.train for index in indices], out),
+            "held_out": _joined("held-out", folders, [index.held_out for index in indices], out),
+        }
+    )
+    data = joined.to_bytes()
+    write_whole(out / INDEX, [data])
+    return Digest(sha256(data).digest())
+
+
+def _tokens_of(index: Index) -> tuple[object, ...]:
+    """Return the fields that must be equal in all data sets."""
+    return index.tokenizer, index.tokenizer_config, index.vocabulary, index.dtype
+
+
+def _joined(
+    split: str, folders: Sequence[Path], entries: Sequence[tuple[ShardEntry, ...]], out: Path
+) -> tuple[ShardEntry, ...]:
+    """Return one split's entries under new names, with their files in place."""
+    number, found = count(), list[ShardEntry]()
+    for folder, own in zip(folders, entries, strict=True):
+        for entry in own:
+            named = entry.model_copy(update={"file": f"{split}-{next(number):05d}.npy"})
+            _place(folder / entry.file, out / named.file)
+            _place(folder / entry.leaves_file, out / named.leaves_file)
+            found.append(named)
+    return tuple(found)
+
+
+def _place(source: Path, target: Path) -> None:
+    if not source.exists():
+        raise ConfigError(f"{source} is missing; build the data set again")
+    if target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without hard links
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.copyfile(source, partial)
+        os.replace(partial, target)

@@ -1,0 +1,98 @@
+"""The run's tokenizer as the files that transformers and tokenizers read: tokenizer.json and tokenizer_config.json.
+
+A data set's index names both. The byte tokenizer has no file: it becomes a byte-level BPE without merges, whose 256
+letters have the ids of their bytes. It is written by hand, so that it does not depend on the library's release.
+"""
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from murmur.data.index import TOKENIZER, TOKENIZER_CONFIG
+from murmur.data.tokenizer import BYTES, END, RESERVED, byte_tokenizer, open_tokenizer
+from murmur.protocol.errors import ConfigError
+
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """Both files, and the id that ends a document. `name` and `config_digest`: as in the index."""
+
+    name: str
+    config_digest: str | None
+    data: bytes
+    config: bytes
+    end: int
+
+
+def run_tokenizer(name: str, config_digest: str | None, folder: Path) -> TokenizerFiles:
+    """Return the tokenizer that a data set's index names, with files from `folder`. Raises ConfigError for missing or
+    different files."""
+    config = _plain_config() if config_digest is None else _named(folder / TOKENIZER_CONFIG, config_digest)
+    if name == BYTES:
+        # Data sets without a configuration are older than the ids for turns.
+        tokens = (END,) if config_digest is None else (END, *RESERVED)
+        return TokenizerFiles(name, config_digest, _byte_level(tokens), config, byte_tokenizer().separator)
+    data = _named(folder / TOKENIZER, name)
+    return TokenizerFiles(name, config_digest, data, config, open_tokenizer(folder / TOKENIZER).separator)
+
+
+def _named(path: Path, digest: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES)
+    except OSError as fault:
+        raise ConfigError(f"cannot read {path}: {fault.strerror}") from None
+    if sha256(data).hexdigest() != digest:
+        raise ConfigError(f"{path} is not the run's: its sha256 is not {digest}")
+    return data
+
+
+def _plain_config() -> bytes:
+    table = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "clean_up_tokenization_spaces": False,
+    }
+    return (json.dumps(table, indent=2) + "\n").encode()
+
+
+def letters() -> list[str]:
+    """Return the printable letter for each byte in byte-level vocabularies (GPT-2's): the byte itself where it is
+    printable Latin-1, else the next letter from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _byte_level(tokens: tuple[str, ...]) -> bytes:
+    pieces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    table: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": 256 + place, "content": token, **plain, "special": True} for place, token in enumerate(tokens)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": pieces,
+        "post_processor": None,
+        "decoder": pieces,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {letter: byte for byte, letter in enumerate(letters())},
+            "merges": [],
+        },
+    }
+    return json.dumps(table, ensure_ascii=False, indent=1).encode() + b"\n"

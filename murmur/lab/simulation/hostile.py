@@ -1,0 +1,191 @@
+"""Attackers of the run: validators with a minority of the stake that do all the work of an honest one and then lie in
+their words; and miners without stake that show each validator another face.
+
+Hostile validators agree on one lie per round, drawn from the run and the round, so that they lie with all their stake.
+Their servers answer as they like.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from gauntlet.agreement import abstention
+from gauntlet.book import ScoreBook, eligible
+from murmur.lab.simulation.modelled_replica import Contrary, Learner, NoText
+from murmur.lab.simulation.store import Call
+from murmur.node.node import Node
+from murmur.protocol.errors import ChainError, ObjectMissing
+from murmur.protocol.messages import first_link
+from murmur.protocol.spec import GauntletSpec
+from murmur.protocol.types import Digest, Page, PeerId, Word
+from murmur.rounds.miner import Miner
+from murmur.rounds.validator import Validator
+from murmur.rounds.words import Words
+
+EVERYBODY = (1 << 12) - 1
+LIES = (
+    "honest",
+    "silent",
+    "abstains",
+    "invented theta",
+    "invented link",
+    "theta_0",
+    "an old pair",
+    "nobody",
+    "one peer",
+    "everybody",
+    "strangers",
+    "takes back",
+    "contradicts",
+    "says it late",
+)
+"""`takes back`: an honest word, overwritten with one that names no peer. `contradicts`: overwritten with another pair.
+`says it late`: only in the last blocks before X."""
+AT_ONCE = 0.5
+"""Share of the rounds in which a second word follows the first at once instead of shortly before X."""
+
+SERVERS = ("honest", "dead", "stalls", "lies")
+"""Behaviour of all hostile validators' servers in a round: mirrors, checkpoints and links."""
+
+
+def lie(run: Digest, round: int) -> str:
+    """Return the lie of all hostile validators in this round."""
+    return random.Random(f"{run.hex()} {round}").choice(LIES)
+
+
+def serves(run: Digest, round: int) -> str:
+    """Return the behaviour of all hostile validators' servers in this round."""
+    return random.Random(f"servers {run.hex()} {round}").choice(SERVERS)
+
+
+def told(word: Word, run: Digest, start: Digest | None, old: tuple[Digest, Digest] | None) -> list[Word]:
+    """Return the words sent in place of an honest one, in order. start: the digest of theta_0; old: a pair of an
+    earlier round; each None while unknown."""
+    kind, draw = lie(run, word.round), random.Random(f"{run.hex()} {word.round}")
+    invented = Digest(draw.randbytes(32))
+    other = {
+        "silent": [],
+        "abstains": [abstention(word.round)],
+        "invented theta": [replace(word, theta=invented)],
+        "invented link": [replace(word, previous=invented)],
+        "nobody": [replace(word, bitmap=0)],
+        "one peer": [replace(word, bitmap=word.bitmap & -word.bitmap)],
+        "everybody": [replace(word, bitmap=EVERYBODY)],
+        "strangers": [replace(word, bitmap=1 << 200)],
+        "takes back": [word, replace(word, bitmap=0)],
+        "contradicts": [word, replace(word, theta=invented)],
+    }
+    if start is not None:
+        other["theta_0"] = [replace(word, theta=start, previous=first_link(run))]
+    if old is not None:
+        other["an old pair"] = [replace(word, theta=old[0], previous=old[1])]
+    return other.get(kind, [word])
+
+
+class HostileWords(Words):
+    """Sends other words than the honest ones."""
+
+    starts: ClassVar[dict[Digest, Digest]] = {}
+    """theta_0 by run: the state of all nodes while nothing has been agreed."""
+    pairs: ClassVar[dict[Digest, list[tuple[Digest, Digest]]]] = {}
+    """By run, the pairs that were ever held."""
+
+    def send(self, round: int, word: Word) -> int | None:
+        node = self.node
+        run = node.run.id
+        known = self.pairs.setdefault(run, [])
+        if word.pair is not None:
+            if word.previous == first_link(run):
+                self.starts.setdefault(run, word.theta)
+            known.append(word.pair)
+        old = random.Random(f"old {run.hex()} {round}").choice(known) if known else None
+        words = told(word, run, self.starts.get(run), old)
+        if lie(run, round) == "says it late":
+            self._wait(node, round)
+        block = super().send(round, words[0]) if words else None
+        at_once = random.Random(f"at once {run.hex()} {round}").random() < AT_ONCE
+        for later in words[1:]:
+            if not at_once:
+                self._wait(node, round)
+            block = super().send(round, later)
+        return block
+
+    def _wait(self, node: Node, round: int) -> None:
+        """Wait until the last moment at which a word still counts."""
+        last = node.clock.words_by(round) - node.run.first.clock.finality_blocks - 2
+        try:
+            node.wait_for(last, "the last moment")
+        except ChainError:
+            return
+
+
+class HostileValidator(Validator):
+    """A validator whose words are lies."""
+
+    speaking = HostileWords
+
+
+@dataclass
+class Faces:
+    """Miners that work honestly for one validator only, so that the validators' books diverge and each finds another's
+    miners ineligible.
+
+    Each shows its key only to that validator while it works honestly. To the others it shows only updates that raise
+    the loss, until all of them find it worthless.
+    """
+
+    friends: Mapping[str, str]
+    """By such a miner, the validator that sees its honest work."""
+    validators: Mapping[str, Validator | None]
+    """The honest validators' programs; None for one that is down."""
+    hotkeys: Mapping[str, PeerId]
+    rules: GauntletSpec
+    _harms: dict[tuple[str, int], bool] = field(default_factory=dict)
+
+    @classmethod
+    def drawn(cls, seed: int, miners: Sequence[str], validators: Sequence[str]) -> dict[str, str]:
+        """Draw the friends, about as many miners for each validator."""
+        order = random.Random(f"faces {seed}").sample(validators, len(validators))
+        return {miner: order[place % len(order)] for place, miner in enumerate(miners)}
+
+    def harms(self, miner: str, round: int) -> bool:
+        """Whether the miner raises the loss in this round: as long as another validator than its friend still rates
+        it."""
+        at = miner, round
+        if at not in self._harms:
+            others = [self.validators[name] for name in self.validators if name != self.friends[miner]]
+            books = [program.scores.book for program in others if program is not None]
+            self._harms[at] = not all(self._worthless(book, miner) for book in books)
+        return self._harms[at]
+
+    def _worthless(self, book: ScoreBook, miner: str) -> bool:
+        record = book.peers.get(self.hotkeys[miner])
+        return record is not None and record.evaluations > 0 and not eligible(record, self.rules)
+
+    def answer(self, call: Call) -> None:
+        """Called before its server answers: raises ObjectMissing for readers that may not see the key."""
+        if call.verb != "get" or call.bucket not in self.friends or "/reveal/" not in call.key:
+            return
+        if call.reader in self.validators:
+            is_friend = call.reader == self.friends[call.bucket]
+            if is_friend == self.harms(call.bucket, int(call.key.rsplit("/", 1)[1])):
+                raise ObjectMissing("get: there is no such object or bucket")
+
+
+class TwoFacedMiner(Miner):
+    """One of these miners."""
+
+    def __init__(self, node: Node, shards: NoText, faces: Faces, name: str) -> None:
+        super().__init__(node, shards)
+        self.faces, self.name = faces, name
+
+    def train(self, round: int, pages: Sequence[Page]) -> None:
+        learner = self.node.state.replica
+        assert isinstance(learner, Learner)
+        honest = learner.problem
+        learner.problem = Contrary(honest) if self.faces.harms(self.name, round) else honest
+        try:
+            super().train(round, pages)
+        finally:
+            learner.problem = honest

@@ -1,0 +1,90 @@
+"""A Chain that retries a failed call while its answer is still useful.
+
+Otherwise one lost connection between D and V would cost a sole validator the round. A refusal is final: the chain has
+answered. So is an error about state that the chain's node has pruned, or about a block that we do not know to be final.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from loguru import logger
+
+from murmur.protocol.clock import Clock
+from murmur.protocol.errors import ChainError
+from murmur.protocol.ports import Chain, Time
+from murmur.protocol.types import Header, Peer, Subnet, Uid
+
+PAUSE_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class RetryingChain:
+    """Wraps a Chain, for one run. Raises ChainError only for a refusal, or after the deadline: the planned end of the
+    window in which the call was first made, counted from the newest final block seen. `genesis` and `wait` are not
+    retried."""
+
+    def __init__(self, chain: Chain, clock: Clock, block_seconds: float, time: Time) -> None:
+        self._chain, self._clock, self._block_seconds, self._time = chain, clock, block_seconds, time
+        self._final, self._seen_at = -1, 0.0
+
+    def genesis(self) -> bytes:
+        return self._chain.genesis()
+
+    def finalized(self) -> Header:
+        return self._see(self._patiently(self._chain.finalized))
+
+    def header(self, block: int) -> Header:
+        return self._patiently(lambda: self._chain.header(block), block)
+
+    def wait(self, block: int, timeout_seconds: float) -> Header:
+        return self._see(self._chain.wait(block, timeout_seconds))
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        return self._patiently(lambda: self._chain.peers(block), block)
+
+    def subnet(self, block: int) -> Subnet:
+        return self._patiently(lambda: self._chain.subnet(block), block)
+
+    def balance(self) -> int:
+        return self._patiently(self._chain.balance)
+
+    def publish(self, fields: tuple[bytes, ...]) -> int:
+        # Publishing the same fields again changes nothing if only the answer was lost.
+        return self._patiently(lambda: self._chain.publish(fields))
+
+    def set_weights(self, weights: Mapping[Uid, float]) -> int:
+        return self._patiently(lambda: self._chain.set_weights(weights))
+
+    def stands_from(self, set_in: int) -> int | None:
+        return self._patiently(lambda: self._chain.stands_from(set_in))
+
+    def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
+        return self._patiently(lambda: self._chain.weights(block, uid), block)
+
+    def _patiently(self, call: Callable[[], T], block: int = 0) -> T:
+        until = self._deadline()
+        told = False
+        while True:
+            try:
+                return call()
+            except ChainError as fault:
+                if fault.code is not None or block > self._final or self._time.now() >= until:
+                    raise
+                if not told:
+                    logger.warning("a call of the chain failed ({fault}); trying again", fault=str(fault))
+                    told = True
+            self._time.sleep(PAUSE_SECONDS)
+
+    def _deadline(self) -> float:
+        """Return when the current window ends by plan; at least a reveal window from now, since a call that timed out
+        has taken blocks itself."""
+        now = self._time.now()
+        block = self._final + int((now - self._seen_at) / self._block_seconds)
+        end = max(self._clock.window_end(block), block + self._clock.reveal - self._clock.commit)
+        return now + (end - block) * self._block_seconds
+
+    def _see(self, header: Header) -> Header:
+        if header.block > self._final:
+            self._final, self._seen_at = header.block, self._time.now()
+        return header

@@ -1,0 +1,113 @@
+"""Open the two doors and the keys from the configuration: the only module that chooses implementations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from murmur.chain.adapter import SubtensorChain, open_chain
+from murmur.chain.keys import HotkeySigner, open_wallet, verify
+from murmur.node.config.settings import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.messages import encode_pointer
+from murmur.protocol.ports import Chain, Signer, Time, Verify
+from murmur.protocol.types import Pointer, PublicPointer
+from storage.realtime import REAL
+from storage.s3 import RangedBucket, open_bucket, open_pointer
+
+if TYPE_CHECKING:
+    from murmur.chain.keys import Wallet
+
+Opener = Callable[[Pointer | PublicPointer], RangedBucket]
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAccess:
+    """A node's connection to the chain, enough to find its run."""
+
+    chain: SubtensorChain
+    signer: Signer
+    verify: Verify
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """All connections of a node in a run. `pointer` is the published pointer to its own bucket; `open_pointer` opens a
+    peer's bucket by the peer's published pointer; `time` is its only clock."""
+
+    chain: Chain
+    signer: Signer
+    verify: Verify
+    bucket: RangedBucket
+    pointer: Pointer | PublicPointer
+    open_pointer: Opener
+    time: Time = REAL
+
+
+def is_local(network: str) -> bool:
+    """Whether the chain is on this machine. It may still be a node of a public chain. Whether a run is local, and
+    peers' buckets may be on private addresses, is set by its spec."""
+    return network == "local" or urlsplit(network).hostname in LOCAL_HOSTS
+
+
+def opener(*, local: bool) -> Opener:
+    """Return a function that opens buckets by their pointers, on private addresses only when `local`. Opening a client
+    costs tens of milliseconds of CPU, and pointers seldom change, so open ones are cached."""
+    return lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local))
+
+
+def owner_opener(config: NetworkConfig) -> Opener:
+    """Return a function that opens the owner's bucket while its run is not known yet. The operator named the owner, and
+    the data read has to hash to the digest on chain. So if the chain is on this machine, the bucket may be too."""
+    return opener(local=is_local(config.network))
+
+
+def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
+    """Open the wallet with its hotkey. Raises ConfigError."""
+    return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
+
+
+def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:
+    """Return the chain, which connects on its first call; read-only without a wallet."""
+    return open_chain(
+        config.network,
+        config.netuid,
+        wallet,
+        archives=config.archives,
+        call_timeout_seconds=config.call_timeout_seconds,
+    )
+
+
+def signer_of(wallet: "Wallet") -> Signer:
+    """Return a signer with the wallet's hotkey. Raises ConfigError for a kind of key that peers do not verify."""
+    return HotkeySigner(wallet.hotkey)
+
+
+def connect(config: NodeConfig | OwnerConfig) -> ChainAccess:
+    """Open wallet and chain. Raises ConfigError for a fault that the operator has to fix."""
+    wallet = own_wallet(config)
+    return ChainAccess(own_chain(config, wallet), signer_of(wallet), verify)
+
+
+def published(own: BucketConfig) -> Pointer | PublicPointer:
+    """Return the pointer to a node's own bucket that is published."""
+    if own.public_url is not None:
+        return PublicPointer(own.public_url)
+    assert own.read_access_key is not None
+    assert own.read_secret_key is not None
+    return Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
+
+
+def open_doors(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: bool) -> Doors:
+    """Open the bucket, and return it with the chain, for a run that is `local` or not. Raises ConfigError."""
+    own, pointer = config.bucket, published(config.bucket)
+    if not local and urlsplit(pointer.endpoint).scheme != "https":
+        name = "bucket.public_url" if isinstance(pointer, PublicPointer) else "bucket.endpoint"
+        raise ConfigError(f"{name} must be an https URL in a run that is not local: peers refuse all others")
+    bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
+    encode_pointer(pointer)  # a pointer that cannot be published fails now, not in the first round
+    chain = access.chain.as_local() if local else access.chain
+    return Doors(chain, access.signer, access.verify, bucket, pointer, opener(local=local))

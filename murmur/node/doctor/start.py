@@ -1,0 +1,135 @@
+"""The one list of checks, and how a starting node reacts to their findings.
+
+A fault that the operator has to fix ends the node, with all faults and their fixes. If a server does not answer but has
+answered a node of this home before, the node waits: it is an outage, and a supervisor that restarts nodes must not find
+them ended for good. If it never has, its address is probably wrong, and the node ends too: at once if it cannot be
+reached, after HANG_SECONDS if it hangs.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+
+from loguru import logger
+
+from murmur.node.config.settings import NodeConfig
+from murmur.node.doctor import bucket, chain, machine, run
+from murmur.node.doctor.examined_node import ExaminedNode
+from murmur.node.doctor.finding import Check, Finding, Reaction, Status
+from murmur.protocol.errors import ConfigError, UpdateNeeded
+from murmur.protocol.ports import Time
+from murmur.training.memory import Role
+from storage.realtime import REAL
+
+RETRY_SECONDS = 5.0
+HANG_SECONDS = 120.0
+"""For a server that accepts or drops connections, and does not answer. It may be busy, and nothing shows that its
+address is wrong; but it has never answered this home."""
+ANSWERED = "answered.json"
+"""File in the home with the addresses for which every check has passed."""
+
+CHECKS: Sequence[Check] = (
+    Check("home", machine.home, machine.HOME_FIX),
+    Check("device", machine.device, "choose another --device or --codec"),
+    Check("wallet", chain.wallet, f"give a wallet that is on this machine: {chain.WALLET}"),
+    Check("chain", chain.chain, f"check {chain.NETWORK}"),
+    Check("history", chain.history, f"name archives: {chain.ARCHIVES}", ("chain",)),
+    Check("clock", machine.clock, machine.CLOCK_FIX),
+    Check(
+        "subnet",
+        chain.subnet,
+        f"give the number of the run's subnet: {chain.NETUID}, or check {chain.NETWORK}",
+        ("chain",),
+    ),
+    Check("hotkey", chain.registered, f"check {chain.WALLET}", ("wallet", "subnet")),
+    Check("permit", chain.permit, "stake to the hotkey", ("hotkey",), ("validator",)),
+    Check("balance", chain.balance, f"check {chain.NETWORK}", ("hotkey",)),
+    Check("spec", run.spec, run.SPEC_FIX, ("home", "subnet")),
+    Check("pointer", bucket.pointer, bucket.POINTER_FIX, ("wallet",)),
+    Check("bucket", bucket.bucket, bucket.POINTER_FIX, ("pointer", "clock")),
+    Check("disk", machine.disk, machine.HOME_FIX, ("spec",)),
+    Check("state", run.state, run.STATE_FIX, ("spec",)),
+    Check("run", run.run, run.RUN_FIX, ("state", "pointer")),
+    Check("weights", chain.weights, f"check {chain.NETUID}", ("permit", "spec"), ("validator",)),
+    Check("data", run.data, run.DATA_FIX, ("run",)),
+)
+
+
+def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
+    """Return everything that a node is built of, once all checks have passed. Raises ConfigError for faults that the
+    operator has to fix, UpdateNeeded if this release is too old. Nothing is published before it returns."""
+    until = time.now() + HANG_SECONDS
+    while True:
+        node = ExaminedNode(config, role, keeps=True, time=time)
+        try:
+            found = list(node.examine(CHECKS))
+            if _may_begin(found, node, until - time.now()):
+                return node
+        except BaseException:
+            node.close()
+            raise
+        node.close()
+        time.sleep(RETRY_SECONDS)
+
+
+def _may_begin(found: Sequence[Finding], node: ExaminedNode, patience: float) -> bool:
+    """Whether all checks have passed; False to wait for a server. `patience`: seconds left for one that has never
+    answered. Raises ConfigError, UpdateNeeded."""
+    faults = [finding for finding in found if finding.status is Status.FAULT]
+    if not faults:
+        for finding in found:
+            if finding.fix:
+                logger.warning("{detail}. {fix}", detail=finding.detail, fix=finding.fix)
+        _remember(node)
+        return True
+    if any(fault.reaction is Reaction.UPDATE for fault in faults):
+        raise UpdateNeeded(next(fault.detail for fault in faults if fault.reaction is Reaction.UPDATE))
+    known = _answered(node) == _addresses(node.config)
+    waits = {Reaction.WAIT} | ({Reaction.REACH, Reaction.HANGS} if known else set())
+    if not known and patience > 0:
+        waits.add(Reaction.HANGS)
+    if not all(fault.reaction in waits for fault in faults):
+        raise ConfigError(told(faults, len(found)))
+    for fault in faults:
+        hangs = not known and fault.reaction is Reaction.HANGS
+        logger.warning(
+            "{detail}. {what}: trying again every {seconds} s, nothing goes on chain before",
+            detail=fault.detail,
+            what=f"It has not answered yet and may be busy: waiting up to {patience:.0f} s more"
+            if hangs
+            else "No action is needed here",
+            seconds=int(RETRY_SECONDS),
+        )
+    return False
+
+
+def told(faults: Sequence[Finding], num_checks: int) -> str:
+    """Return the text of all faults and their fixes for the operator."""
+    lines = [
+        f"cannot start, {len(faults)} of {num_checks} checks failed. Nothing was trained, nothing was put on chain."
+    ]
+    for fault in faults:
+        lines += [f"  {fault.name}: {fault.detail}", f"    to fix it: {fault.fix}"]
+    return "\n".join([*lines, "More, slower checks: murmur doctor"])
+
+
+def _addresses(config: NodeConfig) -> dict[str, str]:
+    own = config.bucket
+    return {"network": config.network, "endpoint": own.endpoint, "public_url": own.public_url or ""}
+
+
+def _answered(node: ExaminedNode) -> dict[str, str] | None:
+    """Return the addresses for which every check has passed in this home; None when there are none."""
+    try:
+        found = json.loads((node.home / ANSWERED).read_bytes())
+    except (AttributeError, OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _remember(node: ExaminedNode) -> None:
+    addresses = _addresses(node.config)
+    if _answered(node) != addresses:
+        partial = node.home / f"{ANSWERED}.{os.getpid()}.partial"
+        partial.write_text(json.dumps(addresses))
+        os.replace(partial, node.home / ANSWERED)

@@ -1,0 +1,408 @@
+"""Getting the pinned submissions of a round: any source will do, the digest on chain decides.
+
+A submission is pinned by sha256(envelope) on chain; the envelope pins the ciphertext (Merkle root) and the key (its
+hash). So the miner's own bucket, a validator's mirror or any other copy are equally good (docs/protocol.md 4, 8).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from shutil import disk_usage
+from typing import Protocol
+
+from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.opening import Opened, open_pinned, open_threads
+from murmur.node.fetch.sources import Sources
+from murmur.protocol import keys
+from murmur.protocol.errors import InvalidMessage, StorageError
+from murmur.protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
+from murmur.protocol.ports import Time, Verify
+from murmur.protocol.spec import RunSpec, TrainingSpec
+from murmur.protocol.types import Digest, PeerId
+from sparseloco.wire import plaintext_bytes
+from storage.collect import Collection, first, gather
+from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.realtime import REAL, seconds_until
+from storage.resume import Opening, keep, mapped
+from storage.seal import matches, signed_by
+
+MAX_THREADS = 16
+KEY_THREADS = 128
+"""Many: a key is small, and half of all hotkeys may be there to hold us up. Source:
+docs/decisions/0022-keys-fairly-collected.md."""
+PREFETCH_THREADS = 3
+"""Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
+
+
+ASK_SECONDS = 5.0
+"""So long everybody is asked at most whether it has a copy of one payload, or a key .."""
+ASK_THREADS = 32
+"""".. so many beside each other, .."""
+ASKED_FOR = 4
+""".. for so many payloads at once."""
+
+
+class Lacking(StorageError):
+    """What these peers left is in no bucket that we can read: `peers` of `round`."""
+
+    def __init__(self, round: int, peers: Sequence[PeerId], what: str) -> None:
+        super().__init__(what)
+        self.round, self.peers = round, tuple(peers)
+
+
+class PayloadSources(Protocol):
+    """Where sealed objects may be."""
+
+    def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]: ...
+
+
+def fetch_pinned(
+    spec: TrainingSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: PayloadSources,
+    timeout: float,
+    cache: Path | None = None,
+    time: Time = REAL,
+) -> Mapping[PeerId, Data | Fault]:
+    """Sealed objects of the pinned submissions (int8: of the parts of their mean); a Fault for each that no source had
+    within `timeout` seconds. What lies whole in `cache` already counts, whoever is still registered."""
+    return _gather(
+        _sealed(spec, run, round, pairs, sources), downloads(run, round), timeout, cache, time, open_threads(spec)
+    )
+
+
+Names = Callable[[PeerId], tuple[str, ...]]
+"""Of a peer's object: its key in the peer's own bucket, in a mirror's, and a part of a mean's name."""
+
+
+def downloads(run: Digest, round: int) -> Names:
+    """Of the round's sealed objects."""
+    return lambda peer: (keys.payload(run, round), keys.mirror(run, round, peer), keys.mean(run, round))
+
+
+def _gather(
+    wanted: Sequence[Wanted], names: Names, timeout: float, cache: Path | None, time: Time, threads: int
+) -> dict[PeerId, Data | Fault]:
+    """What lies whole in `cache`, and the rest from its sources, by way of `cache`."""
+
+    def look(item: Wanted) -> memoryview | None:
+        found = (mapped(cached(cache, item.peer, name)) for name in names(item.peer)) if cache is not None else ()
+        return next((d for d in found if d is not None and len(d) == item.size and item.accept(d)), None)
+
+    looked = beside(look, wanted, threads, time)
+    here = {item.peer: data for item, data in zip(wanted, looked, strict=True) if data is not None}
+    rest = [item for item in wanted if item.peer not in here]
+    return {**here, **gather(rest, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)}
+
+
+def collect_pinned(
+    spec: RunSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    verify: Verify,
+    *,
+    seconds_left: Callable[[], float],
+    cache: Path,
+    time: Time = REAL,
+) -> Collection:
+    """Begin to fetch what many peers committed to, in this order (best first), into `cache` and no further than its
+    disk has room: those at the end may be left out. What has come is a view of a file: nobody's garbage fills our
+    memory. Of an object whose envelope is not the one committed to, or not this peer's own, nothing but that is read:
+    others may point to what one has left, and commit to it."""
+    sealed = _sealed(spec, run, round, pairs, sources)
+    return Collection(
+        [_envelope_first(item, envelope, verify) for item, (_, envelope) in zip(sealed, pairs, strict=True)],
+        seconds_left=seconds_left,
+        max_threads=beside_each_other(spec.gauntlet.contributors),
+        lasting=True,
+        cache=cache,
+        room=_room(cache),
+        time=time,
+    ).start()
+
+
+def _envelope_first(item: Wanted, committed: Digest, verify: Verify) -> Wanted:
+    """Of this object, the rest is wanted where it begins with the envelope that its peer has signed and committed to.
+    A committed beginning that is not the peer's own is enough for the checks: they refuse it whatever follows."""
+
+    def own(head: Data) -> bool:
+        try:
+            envelope = parse_envelope(head)
+        except InvalidMessage:
+            return False
+        return envelope.peer == item.peer and verify(item.peer, envelope.signed_part, envelope.signature)
+
+    def pinned(head: Data) -> bool:
+        return sha256(head).digest() == committed
+
+    def accept(data: Data) -> bool:
+        if len(data) == ENVELOPE_BYTES:
+            return pinned(data) and not own(data)
+        return item.accept(data)
+
+    return replace(item, opening=Opening(ENVELOPE_BYTES, lambda head: pinned(head) and own(head)), accept=accept)
+
+
+def beside_each_other(contributors: int) -> int:
+    """How many payloads a validator reads at once: no more than MAX_THREADS, in rows that the contributors fill. What
+    travels together shares the link and is whole together, so others in their last row would hold them up, past V where
+    the link carries the contributors' payloads only."""
+    return -(-contributors // -(-contributors // MAX_THREADS))
+
+
+def collect_keys(
+    run: Digest,
+    round: int,
+    peers: Sequence[PeerId],
+    sources: Sources,
+    verify: Verify,
+    *,
+    seconds_left: Callable[[], float],
+    cache: Path,
+    time: Time = REAL,
+) -> dict[PeerId, bytes]:
+    """Keys as they appear, in this order (best first), until all are there or no time is left. Only what the peer has
+    signed for this round counts, and only from its own bucket: mirrors have nothing before V, and asking them too
+    would cost the others their turn. They are left in `cache`: whoever names the peer has to open it, and may be
+    killed while the peer leaves. A place is asked once, whoever points to it: the key says whose it is."""
+
+    def signed_by(peers: Sequence[PeerId]) -> Callable[[Data], bool]:
+        def accept(data: Data) -> bool:
+            try:
+                reveal = parse_reveal(data)
+            except InvalidMessage:
+                return False
+            meant = (reveal.run, reveal.round) == (run, round) and reveal.peer in peers
+            return meant and verify(reveal.peer, reveal.signed_part, reveal.signature)
+
+        return accept
+
+    key = keys.reveal(run, round)
+    places: dict[object, list[PeerId]] = {}
+    for peer in peers:
+        places.setdefault(sources.pointer_of(peer) or peer, []).append(peer)
+    wanted = [Wanted(there[0], sources.own(there[0], key), REVEAL_BYTES, signed_by(there)) for there in places.values()]
+    found = Collection(
+        wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, cache=cache, time=time
+    ).run()
+    shown = {parse_reveal(data).peer: bytes(data) for data in found.values() if not isinstance(data, Fault)}
+    for peer, data in shown.items():
+        if peer not in found:  # another peer pointed to its bucket, too
+            keep(cached(cache, peer, key), data)
+    return shown
+
+
+def _sealed(
+    spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: PayloadSources
+) -> list[Wanted]:
+    """pairs: all of the round, where each has a layout of its own."""
+    sizes = [ENVELOPE_BYTES + plaintext_bytes(spec.layout.part(at, len(pairs))) for at in range(len(pairs))]
+    return [
+        Wanted(peer, sources.payload(run, round, peer), size, matches(envelope))
+        for (peer, envelope), size in zip(pairs, sizes, strict=True)
+    ]
+
+
+def _room(cache: Path) -> int:
+    """Bytes that a round's downloads may take: half of what the disk has free, since the state is saved to it too."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return disk_usage(cache).free // 2
+    except OSError:
+        return 0
+
+
+def prefetch(
+    spec: RunSpec,
+    run: Digest,
+    round: int,
+    promised: Mapping[PeerId, Digest | None],
+    sources: Sources,
+    verify: Verify,
+    timeout: float,
+    cache: Path,
+    ended: Callable[[], None],
+    time: Time = REAL,
+) -> Collection:
+    """Begin to fetch sealed objects that may be selected, from their own buckets: nobody mirrors them yet. At most as
+    many as a round may select and keep in reserve, each of exactly the size that the spec says. promised: whose, and
+    the digest of its envelope where it has committed by now; what it has signed for the round where it has not."""
+    until = time.now() + timeout
+    wanted = [
+        Wanted(
+            peer,
+            own,
+            spec.object_bytes,
+            signed_by(peer, run, round, verify) if envelope is None else matches(envelope),
+        )
+        for peer, envelope in promised.items()
+        if (own := sources.own(peer, keys.payload(run, round)))
+    ]
+    return Collection(
+        wanted[: spec.gauntlet.contributors + spec.gauntlet.reserve],
+        seconds_left=lambda: seconds_until(until, time),
+        max_threads=PREFETCH_THREADS,
+        cache=cache,
+        room=_room(cache),
+        time=time,
+    ).start(ended)
+
+
+def fetch_keys(
+    run: Digest,
+    round: int,
+    envelopes: Sequence[tuple[PeerId, Envelope]],
+    sources: Sources,
+    timeout: float,
+    cache: Path | None = None,
+    time: Time = REAL,
+) -> Mapping[PeerId, Data | Fault]:
+    """Reveals whose key hashes to the envelope's key_hash. Signatures do not matter: the envelope pins the key. `cache`
+    as in `fetch_pinned`."""
+
+    wanted = [Wanted(p, sources.reveal(run, round, p), REVEAL_BYTES, _opens(envelope)) for p, envelope in envelopes]
+    names: Names = lambda peer: (keys.reveal(run, round), keys.mirror_reveal(run, round, peer))  # noqa: E731
+    return _gather(wanted, names, timeout, cache, time, 1)
+
+
+def _opens(envelope: Envelope) -> Callable[[Data], bool]:
+    def accept(data: Data) -> bool:
+        try:
+            return sha256(parse_reveal(data).key).digest() == envelope.key_hash
+        except InvalidMessage:
+            return False
+
+    return accept
+
+
+def who_shows(
+    run: Digest,
+    round: int,
+    peer: PeerId,
+    envelope: Digest,
+    size_bytes: int,
+    asked: Sequence[PeerId],
+    sources: Sources,
+    seconds: float,
+    time: Time = REAL,
+) -> list[PeerId]:
+    """Who of these shows, within `seconds`, a copy of this size that begins with the pinned envelope. What follows may
+    be anything: only whoever reads all of it knows."""
+    key = keys.mirror(run, round, peer)
+    found = gather(
+        [
+            Wanted(
+                one,
+                sources.own(one, key),
+                size_bytes,
+                lambda data: sha256(data).digest() == envelope,
+                part=(0, ENVELOPE_BYTES),
+            )
+            for one in asked
+        ],
+        timeout_seconds=seconds,
+        max_threads=ASK_THREADS,
+        time=time,
+    )
+    return [one for one in asked if not isinstance(found[one], Fault)]
+
+
+def _copies_of_others(
+    spec: TrainingSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    timeout: float,
+    cache: Path | None,
+    time: Time,
+) -> Mapping[PeerId, Data | Fault]:
+    """What is neither in its owner's bucket nor in a mirror's, from whoever else has put up a copy."""
+    others = sources.others()
+
+    def shown(pair: tuple[PeerId, Digest]) -> Wanted:
+        peer, envelope = pair
+        key, size = keys.mirror(run, round, peer), spec.object_bytes
+        showing = who_shows(run, round, peer, envelope, size, others, sources, ASK_SECONDS, time)
+        # Another one first in every try: who shows a copy and does not give it must not hold us up for ever.
+        turn = int(time.now()) % len(showing) if showing else 0
+        places = [source for one in (*showing[turn:], *showing[:turn]) for source in sources.own(one, key)]
+        return Wanted(peer, tuple(places), size, matches(envelope))
+
+    wanted = [item for item in beside(shown, pairs, ASKED_FOR, time) if item.sources]
+    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)
+
+
+def _keys_of_others(
+    run: Digest, round: int, envelopes: Sequence[tuple[PeerId, Envelope]], sources: Sources, time: Time
+) -> Mapping[PeerId, Data]:
+    """Keys that are neither in their owner's bucket nor in a mirror's, from whoever else has put one up."""
+    others = sources.others()
+
+    def given(pair: tuple[PeerId, Envelope]) -> tuple[PeerId, Data] | None:
+        peer, envelope = pair
+        key, opens = keys.mirror_reveal(run, round, peer), _opens(envelope)
+        wanted = [Wanted(one, sources.own(one, key), REVEAL_BYTES, opens) for one in others]
+        found = first(wanted, timeout_seconds=ASK_SECONDS, max_threads=ASK_THREADS, time=time)
+        return None if found is None else (peer, found[1])
+
+    return dict(found for found in beside(given, envelopes, ASKED_FOR, time) if found is not None)
+
+
+def gather_pinned(
+    spec: TrainingSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    verify: Verify,
+    timeout: float,
+    cache: Path | None = None,
+    time: Time = REAL,
+    *,
+    from_all: bool = True,
+) -> list[Opened]:
+    """All pinned submissions of a selection, opened, in PeerId order: all or nothing. `cache` as in `fetch_pinned`.
+    from_all: whether everybody is asked for what is neither in its owner's bucket nor in a mirror's.
+
+    Raises Lacking when one of them (or its key) could not be had from any source within about `timeout` seconds: the
+    caller says so, waits and tries again; it never applies a part.
+    """
+    sealed = dict(fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time))
+    lacking = [(peer, envelope) for peer, envelope in pairs if isinstance(sealed[peer], Fault)]
+    if from_all:
+        sealed |= _copies_of_others(spec, run, round, lacking, sources, timeout, cache, time)
+    _require(round, "payloads", sealed)
+    envelopes: dict[PeerId, Envelope] = {}
+    for peer, data in sealed.items():
+        assert not isinstance(data, Fault)
+        try:
+            envelope = parse_envelope(data[:ENVELOPE_BYTES])
+        except InvalidMessage:
+            continue
+        if (envelope.run, envelope.round, envelope.peer) == (run, round, peer) and verify(
+            peer, envelope.signed_part, envelope.signature
+        ):
+            envelopes[peer] = envelope
+    revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time))
+    locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], Fault)]
+    if from_all:
+        revealed |= _keys_of_others(run, round, locked, sources, time)
+    _require(round, "keys", revealed)
+
+    shown = {peer: parse_reveal(data).key for peer, data in revealed.items() if not isinstance(data, Fault)}
+    return open_pinned(spec, round, pairs, sealed, shown, time)
+
+
+def _require(round: int, what: str, found: Mapping[PeerId, Data | Fault]) -> None:
+    """Raises Lacking unless all is there."""
+    lacking = {peer: fault for peer, fault in found.items() if isinstance(fault, Fault)}
+    if lacking:
+        detail = next(iter(lacking.values())).detail
+        told = f"round {round}: {len(lacking)} of {len(found)} selected {what} could not be fetched ({detail})"
+        raise Lacking(round, list(lacking), told)

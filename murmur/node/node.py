@@ -1,0 +1,439 @@
+"""A node: moves the state of a run (murmur/node/state/node_state.py) along as its chain decides
+(murmur/node/chain/follower.py).
+
+A node's state is always the one at the start of a round. `advance` reads the agreed selection of that round from
+finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order. If the
+run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py); meanwhile our words abstain.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from loguru import logger
+
+from gauntlet.agreement import Agreed, Pair, Tip, moved
+from gauntlet.commitment import commitment
+from murmur.node.chain.follower import Follower
+from murmur.node.chain.subnet_terms import SubnetTerms
+from murmur.node.config.adapters import Doors
+from murmur.node.fetch.opening import Opened
+from murmur.node.fetch.payloads import Lacking, gather_pinned, prefetch
+from murmur.node.state.node_state import NodeState
+from murmur.node.sync import run_discovery as runs
+from murmur.node.sync.amendments import adopted, follow, settle
+from murmur.node.sync.backoff import Backoff
+from murmur.node.sync.catchup import Followed, catch_up, join
+from murmur.node.sync.expected_selection import likely
+from murmur.node.sync.repair_requests import say_wanted, take_back_wanted
+from murmur.node.sync.selection_chain import SelectionChain
+from murmur.node.telemetry.events import round_seconds
+from murmur.protocol.errors import STATE_PRUNED, ChainError, MurmurError, OutOfSync, StorageError
+from murmur.protocol.messages import first_link
+from murmur.protocol.ports import Time
+from murmur.protocol.run import Run
+from murmur.protocol.types import Digest, PeerId, hotkey
+from storage.collect import Collection
+
+VAIN_ROUNDS = 4
+"""After this many rounds in which no node gave us the data that follows our state, our words name our state again. A
+run whose newest payloads are lost everywhere recovers only in this way."""
+LOOK_BLOCKS = 0.5
+"""Blocks between two polls for the expected submissions."""
+ABORT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The result of a round: its agreement, and the digest of theta after it."""
+
+    round: int
+    agreed: Agreed
+    theta: Digest
+
+
+class _Decision:
+    """A round's decision, awaited in a task of its own. `wait` blocks until the round is decided and returns the
+    result."""
+
+    def __init__(self, wait: Callable[[], Agreed], time: Time) -> None:
+        self._found: Agreed | None = None
+        self._fault: BaseException | None = None
+
+        def look() -> None:
+            try:
+                self._found = wait()
+            except MurmurError as fault:
+                self._fault = fault
+
+        self._task = time.start(look, "decision")
+
+    def is_known(self) -> bool:
+        return not self._task.is_alive()
+
+    def take(self) -> Agreed:
+        """Await the decision and return it. Raises the error of `wait`."""
+        self._task.join()
+        if self._found is None:
+            raise self._fault or ChainError("no validator has posted a word")
+        return self._found
+
+
+class Node(Follower):
+    """One node of a run. Not thread-safe."""
+
+    def __init__(self, run: Run, doors: Doors, state: NodeState, *, waits: bool = True) -> None:
+        """waits: for theta_0, until a bucket has it. Raises StorageError otherwise."""
+        super().__init__(run, doors, state.timeline)
+        self.state = state
+        self._terms = SubnetTerms(state.events)
+        round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
+        self.backoff = Backoff(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
+        self._likely: frozenset[PeerId] = frozenset()
+        """The contributors of the last selection."""
+        self._decision: _Decision | None = None
+        """The awaited decision of the round whose selection we expect."""
+        self._guess_seconds: dict[str, float] = {}
+        self._prefetch: Collection | None = None
+        self._followed = Followed.LOST
+        """The result of our last try to catch up."""
+        self._tried = -2
+        """The newest round that was decided when we last tried to catch up."""
+        join(self, state, waits=waits)
+
+    @property
+    def at_tip(self) -> bool:
+        """Whether our state is the run's at the start of our round."""
+        return self.state.saved.at_tip
+
+    @property
+    def pair(self) -> Pair | None:
+        """The pair that our words name; None while we abstain."""
+        saved = self.state.saved
+        in_vain = saved.vain_from is not None and saved.round >= saved.vain_from + VAIN_ROUNDS
+        back = in_vain and self._followed is Followed.ON_THE_WAY
+        return self.state.claim if self.at_tip or back else None
+
+    def next_round(self, last: Callable[[int], int]) -> int:
+        """Return the first round whose block `last(round)` is still ahead; never one before our state's round."""
+        head = self.head()
+        round = max(0, self.clock.round_at(head))
+        return max(round + (head >= last(round)), self.state.saved.round)
+
+    def look_at_terms(self, round: int) -> None:
+        """Log and emit changes of the chain's terms."""
+        self._terms.look(self.doors.chain, self.run, round)
+
+    def abort_unfinished(self) -> None:
+        """Abort uploads (payloads, mirrors, checkpoints) that an earlier process left unfinished. The server keeps
+        their parts and bills them, and no node can use them. The bucket is this hotkey's alone."""
+        try:
+            self.doors.bucket.abort_unfinished("", timeout_seconds=ABORT_SECONDS)
+        except StorageError as fault:
+            logger.warning(
+                "could not remove unfinished uploads of an earlier start from our bucket: {fault}", fault=str(fault)
+            )
+
+    def advance(self, round: int) -> list[Applied]:
+        """Apply agreed selections until our state is the one at the start of `round`. Return the results, in order. A
+        catch-up may move the state to a later round.
+
+        We skip a selection that we cannot follow: we keep our state and try again in every round. Missing bytes must
+        not block us for ever.
+        """
+        applied: list[Applied] = []
+        if not self.at_tip and self.agreement.newest_decided(self.run) > self._tried:
+            self._catch_up()
+        while (current := self.state.saved.round) < round:
+            if self.head() < self.clock.commit_by(current):
+                self.wait_for(self.clock.commit_by(current), f"the end of round {current}'s commit window")
+            settle(self, self.state)
+            runs.require_protocol(self.run, current + 1)
+            try:
+                if self.at_tip and (decision := self._agreed_in(current)) is not None:
+                    applied.append(self._apply(current, decision))
+                    continue
+                why = "the run is at another state"
+            except OutOfSync as fault:
+                why = str(fault)
+            except ChainError as fault:
+                if fault.code != STATE_PRUNED:
+                    raise
+                why = str(fault)
+            if self.head() < self.clock.words_by(current):
+                self.wait_for(self.clock.words_by(current), f"the words of round {current}")
+            self._catch_up(why)
+        return applied
+
+    # --- expected selections ---------------------------------------------------------------------------------
+
+    def expect(self, round: int) -> bool:
+        """Apply the round's probable selection to theta, in memory only. Return whether theta is now the expected one.
+        The next round starts from it. `advance` confirms it, or takes it back and applies the agreed selection.
+
+        We wait until V for a miner that committed and shows no key. Once the decision is known we do not guess. If no
+        miner committed, or none shows a key, the round will be void.
+        """
+        state, last = self.state, self.clock.commit_by(round)
+        if state.expected is not None:
+            return state.expected.round == round  # the work after it was cut off
+        try:
+            if not self.at_tip or state.saved.round != round or self.head() < last:
+                return False
+            self.stop_prefetch()
+            with self.timeline.begin("download") as download:
+                opened = self._gather_likely(round)
+        except ChainError as fault:
+            logger.debug("round {round}: cannot predict the selection: {fault}", round=round, fault=str(fault))
+            return False
+        if opened is None:
+            return False
+        with self.timeline.begin("apply") as apply:
+            contributing = tuple((each.peer, each.envelope) for each in opened)
+            state.expect(round, self.run.spec_at(round).outer, contributing, opened)
+        self._guess_seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
+        self._decision = _Decision(partial(self._decide_beside, round), self.time)
+        self.prefetch(round)
+        return True
+
+    @property
+    def expects(self) -> bool:
+        """Whether theta includes an expected selection that is not agreed yet."""
+        return self.state.expected is not None
+
+    def is_decided(self) -> bool:
+        """Whether the expected round's decision is known, right or wrong. Never waits."""
+        return self._decision is not None and self._decision.is_known()
+
+    def _decide_beside(self, round: int) -> Agreed:
+        """Return the decision; runs in a thread of its own."""
+        self.state.replica.digest()  # computed now, ready for the confirmation
+        return self._decided(round)
+
+    def _gather_likely(self, round: int) -> list[Opened] | None:
+        """Gather and open the submissions that will probably be selected. An empty list means a void round; None means
+        that the decision came first."""
+        silent = frozenset[PeerId]()
+        while True:
+            head = self.head()
+            if self.agreement.agreed(self.run, round, head) is not None:
+                return None
+            contributing = likely(self.run, round, self.agreement.log(self.run, round, head), self._likely, silent)
+            try:
+                return [each for each in self._gather_now(round, contributing, head) if each.update is not None]
+            except Lacking as fault:
+                if head >= self.clock.reveal_by(round):
+                    silent |= frozenset(fault.peers)
+                else:
+                    self.time.sleep(LOOK_BLOCKS * self.run.first.clock.block_seconds)
+
+    def _gather_now(self, round: int, contributing: Sequence[tuple[PeerId, Digest]], head: int) -> list[Opened]:
+        """Gather these submissions from their owners and mirrors. Raises Lacking."""
+        self.state.lay_out_own(self.me, round)
+        spec, clock = self.run.spec_at(round), self.run.first.clock
+        left = max(LOOK_BLOCKS, self.clock.reveal_by(round) - head) * clock.block_seconds
+        return gather_pinned(
+            spec,
+            self.run.id,
+            round,
+            contributing,
+            self.sources(),
+            self.doors.verify,
+            left,
+            self.state.cache,
+            self.time,
+            from_all=False,
+        )
+
+    # --- agreed selections -----------------------------------------------------------------------------------
+
+    def _agreed_in(self, round: int) -> Agreed | None:
+        """Return the round's decision if it builds on our state; None if the run continues from another. If others name
+        another pair and that does not move the run, the round is void."""
+        beside, self._decision = self._decision, None
+        with self.timeline.begin("wait"):
+            decision = beside.take() if beside is not None else self._decided(round)
+        (theta, link), tip = self.state.claim, self.state.saved.tip
+        assert tip is not None
+        if decision.pair in (None, (theta, link)):
+            return decision
+        self.wait_for(self.clock.words_by(round), f"the words of round {round}")
+        after = moved(tip, round, self.agreement.outcome(self.run, round))
+        stays = after.link == link and after.theta in (None, theta)
+        return Agreed(None, None, decision.block) if stays else None
+
+    def _catch_up(self, why: str = "") -> None:
+        """Move to the run's state after the newest decided round. If we cannot, move to that round with the state that
+        we have. We do not take back our own update: others may well have applied it. why: the reason that we could not
+        follow directly."""
+        state, newest = self.state, self.agreement.newest_decided(self.run)
+        if why:
+            logger.warning("round {round} cannot be followed directly: {why}", round=state.saved.round, why=why)
+        self._tried = newest
+        self.stop_prefetch()
+        state.take_back()
+        settle(self, state)
+        since, link, before = state.saved.vain_from, state.saved.link, state.saved.tip
+        tip = before
+        self._followed = Followed.LOST
+        try:
+            named, tip = self.agreement.tips(self.run, before)
+            if self._learns(named):
+                _, tip = self.agreement.tips(self.run, before)
+            self._followed = catch_up(self, state, tip)
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED:
+                raise
+            logger.warning("cannot read the run's current state: {fault}", fault=str(fault))
+            if tip is not None and tip.link == link != first_link(self.run.id):
+                self._followed = Followed.ON_THE_WAY  # our state was on the run's way when we last could read it
+        if self._followed is Followed.YES:
+            take_back_wanted(self)
+        else:
+            stands_still = (
+                state.saved.link == link and before is not None and tip is not None and tip.link == before.link
+            )
+            if self._followed is Followed.ON_THE_WAY and not (since is not None and stands_still):
+                since = newest + 1
+            state.save(round=max(newest + 1, state.saved.round), tip=tip, vain_from=since)
+            self._show_what_was_agreed()
+            state.events.emit("not_followed", newest, reason=why or self._followed.value)
+        state.clear_cache()
+
+    def _show_what_was_agreed(self) -> None:
+        """Publish the agreed selections that we cannot apply. No chain node may have their words at our next start, or
+        another node's. Without the selections a node could not know that its state is on the run's way."""
+        tip, link = self.state.saved.tip, self.state.saved.link
+        at = tip.link if tip is not None else link
+        while at != link and (selection := self.agreement.selections.get(at)) is not None:
+            try:
+                self.before_apply(selection)
+            except StorageError as fault:
+                logger.warning("could not publish an agreed selection yet: {fault}", fault=str(fault))
+                return
+            at = selection.previous
+
+    def _learns(self, named: Tip) -> bool:
+        """Adopt the amendments that the newest named selection refers to. Return whether any was new to us: then the
+        tip must be computed again under them."""
+        records = SelectionChain(self.run.id, self.sources(), named.link, named.round, self.time)
+        head = self.run.head
+        try:
+            for _, newest in islice(records.back(), 1):
+                told = [(newest.round, newest.head)]
+                follow(self, self.state, adopted(self.run, told, self.doors, self.state.store.run.read, self.time))
+        except (StorageError, OutOfSync) as fault:
+            logger.debug("cannot find out which amendments are in force: {fault}", fault=str(fault))
+        return self.run.head != head
+
+    def _apply(self, round: int, decision: Agreed) -> Applied:
+        self.stop_prefetch()
+        self.before_apply(decision.selection)
+        spec, guessed = self.run.spec_at(round), self.expects
+        opened = self.state.expected_by(round, spec, decision)
+        right = opened is not None
+        if decision.selection is not None:
+            self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
+        if opened is not None:
+            seconds = self._guess_seconds
+            self.state.apply(round, spec, decision, opened)
+        else:
+            self.state.take_back()
+            with self.timeline.begin("download") as download:
+                opened = self.gather(decision) if decision.selection else []
+            with self.timeline.begin("apply") as apply:
+                self.state.apply(round, spec, decision, opened)
+            seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
+        self.state.events.emit(
+            "applied",
+            round,
+            void=decision.selection is None,
+            contributing=[hotkey(peer) for peer, _ in decision.selection.contributing] if decision.selection else [],
+            theta=self.state.replica.digest().hex(),
+            decided=decision.block,
+            after=decision.block - self.clock.commit_by(round),
+            guess=("right" if right else "wrong") if guessed else None,
+            seconds={"download": seconds["download"], "apply": seconds["apply"]},
+        )
+        self.state.events.emit("phases", round, phases=self.timeline.take())
+        take_back_wanted(self)
+        return Applied(round, decision, self.state.replica.digest())
+
+    def gather(self, decision: Agreed) -> list[Opened]:
+        """Open every selected submission of an agreed selection. Waits, and asks all sources until it has them. Raises
+        OutOfSync after a whole round: then only a checkpoint helps."""
+        selection = decision.selection
+        assert selection is not None
+        self.state.lay_out_own(self.me, selection.round)
+        spec = self.run.spec_at(selection.round)
+        give_up = self.time.now() + spec.clock.round_blocks * spec.clock.block_seconds
+        pause, said = 0.2, frozenset[PeerId]()
+        while True:
+            sources = self.sources()
+            try:
+                return gather_pinned(
+                    spec,
+                    self.run.id,
+                    selection.round,
+                    selection.contributing,
+                    sources,
+                    self.doors.verify,
+                    self.transfer_seconds(len(selection.contributing)),
+                    self.state.cache,
+                    self.time,
+                )
+            except Lacking as fault:
+                if self.time.now() > give_up:
+                    raise OutOfSync(f"round {selection.round} cannot be fetched from any source: {fault}") from None
+                if said != (lacked := frozenset(fault.peers)) and say_wanted(self, fault.round, lacked):
+                    said = lacked
+                logger.warning("{fault}; trying again", fault=str(fault))
+                self.time.sleep(pause)
+                pause = min(2 * pause, 10.0)
+
+    def prefetch(self, round: int) -> None:
+        """Start to fetch the submissions that will probably be selected, until the selection is known. Before D: those
+        of the miners selected last, if they are uploaded already. After D: those that committed, the last selected
+        first, then the lowest uids, up to the number of places. A submission fetched only after its selection makes
+        every node late for the next round. Nothing waits for it and nothing depends on it."""
+        self.stop_prefetch()
+        try:
+            last, head = self.clock.commit_by(round), self.head()
+            peers = self.doors.chain.peers(min(last, head))
+            timeout = self.seconds_until(self.clock.words_by(round))
+        except ChainError as fault:
+            logger.debug("round {round}: cannot fetch payloads early: {fault}", round=round, fault=str(fault))
+            return
+        spec, again = self.run.spec_at(round), self._likely
+        promises = {
+            peer.id: commitment(peer, round, last)
+            for peer in sorted(peers, key=lambda peer: (peer.id not in again, peer.uid))
+        }
+        here = {peer for peer, _ in self.state.expected.contributing} if self.state.expected is not None else set()
+        promised = {
+            peer: promise.envelope if promise is not None else None
+            for peer, promise in promises.items()
+            if (peer in again if head < last else promise is not None)
+        }
+        places = max(spec.gauntlet.contributors, len(again))
+        first = {peer: promised[peer] for peer in islice(promised, places) if peer != self.me and peer not in here}
+        if first and timeout > 0:
+            self._prefetch = prefetch(
+                spec,
+                self.run.id,
+                round,
+                first,
+                self.sources(min(last, head)),
+                self.doors.verify,
+                timeout,
+                self.state.cache,
+                self.timeline.begin("prefetch").end,
+                self.time,
+            )
+
+    def stop_prefetch(self) -> None:
+        """Stop fetching ahead; fetched submissions stay in the cache."""
+        prefetch, self._prefetch = self._prefetch, None
+        if prefetch is not None:
+            prefetch.stop()

@@ -1,0 +1,143 @@
+"""The frame of every node program: logging, the first line, exit statuses, a clean Ctrl-C.
+
+Exit statuses: 0 stopped on request, 2 the operator has to fix something, 75 this release is too old for the run. Bugs
+crash with a traceback.
+"""
+
+import errno
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from murmur.protocol.errors import ConfigError, MurmurError, UpdateNeeded
+
+if TYPE_CHECKING:
+    from loguru import Record as LogRecord
+
+EXIT_CONFIG = 2
+EXIT_UPDATE = 75
+_OPEN_FILES = 8192
+_DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+def run_program(main: Callable[[], None]) -> int:
+    """Run a node's main function; return the process's exit status."""
+    global _stop
+    stop = _stop = _Stop()
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    _allow_open_files()
+    os.umask(0o077)  # files are readable by their owner only: some hold keys of payloads that are still sealed
+    try:
+        status = _status(main)
+    except KeyboardInterrupt:
+        pass
+    except BaseException:
+        if not stop.asked:
+            raise
+    else:
+        if not stop.asked:
+            return status
+    # An interrupted library call may have raised any error, or none.
+    stop.say()
+    return 0
+
+
+def is_stopping() -> bool:
+    """Whether this process was asked to stop."""
+    return _stop is not None and _stop.asked
+
+
+class _Stop:
+    """The handler of SIGINT and SIGTERM. The first signal interrupts the program; the second ends the process at once,
+    without cleanup. Everything that matters is saved before it is published, so both may come at any line."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._said = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.asked:
+            self._end()
+        self.asked = True
+        # During shutdown threads and finalizers may fail: their errors are noise.
+        sys.unraisablehook = self._dropped
+        threading.excepthook = lambda _: None
+        raise KeyboardInterrupt
+
+    def say(self) -> None:
+        """Log the stop, once."""
+        if not self._said:
+            self._said = True
+            logger.info("stopped on request; everything is saved, and the next start resumes here")
+
+    def _dropped(self, fault: "sys.UnraisableHookArgs") -> None:
+        """Python ignores exceptions in finalizers: if the interrupt was raised there, end the process."""
+        if issubclass(fault.exc_type, KeyboardInterrupt):
+            self._end()
+
+    def _end(self) -> None:
+        self.say()
+        os._exit(0)
+
+
+_stop: _Stop | None = None
+
+
+def _status(main: Callable[[], None]) -> int:
+    """Run `main`; print its fault, if any; return the exit status."""
+    try:
+        main()
+    except UpdateNeeded as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return EXIT_UPDATE
+    except ConfigError as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return EXIT_CONFIG
+    except MurmurError as fault:
+        print(f"stopped: {fault}", file=sys.stderr)  # noqa: T201
+        return 1
+    except OSError as fault:
+        if fault.errno not in _DISK_FAULTS:
+            raise
+        where = f" {fault.filename}" if fault.filename else ""
+        print(  # noqa: T201
+            f"cannot write{where}: {fault.strerror}. Nothing is lost: free disk space and start again", file=sys.stderr
+        )
+        return EXIT_CONFIG
+    return 0
+
+
+def _allow_open_files() -> None:
+    """Raise the limit of open files to at most _OPEN_FILES. Most systems begin with 1,024; hundreds of peers'
+    connections and memory-mapped files soon need more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wish = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wish:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wish, hard))
+
+
+def log_to_stderr(level: str) -> None:
+    """Log to stderr, with the standard library's records. `diagnose` is off: it would print values and secrets."""
+    logger.remove()
+    logger.add(sys.stderr, level=level, format=_line, diagnose=False, backtrace=False)
+    logging.basicConfig(handlers=[_Bridge()], level=logging.WARNING, force=True)
+
+
+class _Bridge(logging.Handler):
+    """Forwards standard-library records to loguru; the message is an argument, never a template."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.log(record.levelname, "{source}: {message_text}", source=record.name, message_text=record.getMessage())
+
+
+def _line(record: "LogRecord") -> str:
+    return "<dim>{time:HH:mm:ss}</dim> <level>{level: <7}</level> {message}\n{exception}"

@@ -1,0 +1,24 @@
+"""Guess a round's selection before it is agreed, so that a miner trains while the validators' words are still on their
+way (docs/decisions/0059-a-round-in-which-no-gpu-waits.md). The guess is never published."""
+
+from collections.abc import Collection
+
+from gauntlet.agreement import Log, named_by_most, order_of
+from murmur.protocol.run import Run
+from murmur.protocol.types import Digest, PeerId
+
+
+def likely(
+    run: Run, round: int, log: Log, last: Collection[PeerId], silent: Collection[PeerId]
+) -> tuple[tuple[PeerId, Digest], ...]:
+    """Return (hotkey, envelope) of the miners that the round will probably select, in order. First choice: those that
+    more than half of the stake names in the words of `log`, which are final. Else those of the `last` selection that
+    committed. If none of those has, as in a run's first round: the first G in the order of words of all that committed.
+    `silent`: those whose bytes or keys cannot be fetched."""
+    named = named_by_most(run, round, log)
+    if named is not None:
+        return tuple(pair for pair in named if pair[0] not in silent)
+    order = order_of(run, round, log)
+    there = {uid: pair for uid, pair in order.committed.items() if pair[0] not in silent}
+    again = [uid for uid, (peer, _) in there.items() if peer in last]
+    return tuple(sorted(there[uid] for uid in again or order.first(there)))

@@ -1,0 +1,124 @@
+"""Payloads that a node lacks: a signed list in its own bucket, so that nodes that hold one copy it (docs/protocol.md
+section 6). The list is a claim; a false one costs the nodes that believe it one upload of bytes that they hold."""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from loguru import logger
+
+from murmur.node.chain.follower import Follower
+from murmur.node.fetch.sources import Sources
+from murmur.protocol import keys
+from murmur.protocol.errors import InvalidMessage, ObjectMissing, StorageError
+from murmur.protocol.messages import encode_document, parse_document
+from murmur.protocol.ports import Signer, Time, Verify
+from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
+from storage.collect import gather
+from storage.exchange import Data, Wanted
+
+Place = tuple[int, PeerId]
+"""The round and the peer of a payload."""
+
+MOST_WANTED = MAX_UIDS
+"""As many as a selection can name."""
+DOCUMENT_MAX_BYTES = 1 << 15
+_DOCUMENT = "wanted"
+_NO_ROUND = 0
+"""In the head of a document that belongs to no one round."""
+_THREADS = 64
+
+
+def encode_wanted(wanted: Collection[Place], run: Digest, signer: Signer) -> bytes:
+    """Return the signed list."""
+    body = {"payloads": [[round, peer.hex()] for round, peer in sorted(wanted)[:MOST_WANTED]]}
+    return encode_document(_DOCUMENT, run, _NO_ROUND, body, signer)
+
+
+def parse_wanted(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> frozenset[Place]:
+    """Inverse of `encode_wanted`, for a list that `peer` signed. Raises InvalidMessage."""
+    body = parse_document(data, _DOCUMENT, run, _NO_ROUND, peer, verify)
+    try:
+        found = frozenset((_round(round), _peer(lacked)) for round, lacked in body["payloads"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidMessage("a list of wanted payloads without rounds or hotkeys") from None
+    if len(found) > MOST_WANTED:
+        raise InvalidMessage("a list of more payloads than a selection can name")
+    return found
+
+
+def _round(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 32:
+        raise ValueError("no round")
+    return value
+
+
+def _peer(text: str) -> PeerId:
+    peer = bytes.fromhex(text)
+    if len(peer) != DIGEST_BYTES:
+        raise ValueError("no hotkey")
+    return PeerId(peer)
+
+
+def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> bool:
+    """Publish that we lack the payloads of these peers in `round`. Return whether our bucket took the list."""
+    doors, run = follower.doors, follower.run
+    logger.info(
+        "round {round}: {count} payloads are in none of the buckets that we can read: asking for copies",
+        round=round,
+        count=len(peers),
+    )
+    follower.may_want = True
+    said = encode_wanted([(round, peer) for peer in peers], run.id, doors.signer)
+    try:
+        # One try: the caller has other things to do, and a word to post in time.
+        doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
+    except StorageError as fault:
+        logger.warning(
+            "round {round}: could not publish the list of payloads that we lack: {fault}", round=round, fault=str(fault)
+        )
+        return False
+    return True
+
+
+def take_back_wanted(follower: Follower) -> None:
+    """Empty the list in our bucket, even one from before a restart: we lack nothing now. Otherwise all nodes that hold
+    its payloads would copy them in turn."""
+    if not follower.may_want:
+        return
+    doors, run, key = follower.doors, follower.run, keys.wanted(follower.run.id)
+    seconds = run.first.clock.block_seconds
+    try:
+        said = doors.bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=seconds)
+        if parse_wanted(said, run.id, follower.me, doors.verify):
+            doors.bucket.put(key, encode_wanted((), run.id, doors.signer), timeout_seconds=seconds)
+        follower.may_want = False
+    except ObjectMissing:
+        follower.may_want = False  # we never lacked anything
+    except (InvalidMessage, StorageError) as fault:
+        logger.warning("could not delete the list of payloads that we lack: {fault}", fault=str(fault))
+
+
+def hear_wanted(
+    run: Digest, peers: Collection[PeerId], sources: Sources, verify: Verify, seconds: float, time: Time
+) -> Mapping[PeerId, frozenset[Place]]:
+    """Return each peer's wanted list, as far as the lists can be read within `seconds`."""
+    found: dict[PeerId, frozenset[Place]] = {}
+
+    def accept(peer: PeerId) -> Callable[[Data], bool]:
+        def check(data: Data) -> bool:
+            with suppress(InvalidMessage):
+                found[peer] = parse_wanted(bytes(data), run, peer, verify)
+            return peer in found
+
+        return check
+
+    gather(
+        [
+            Wanted(peer, sources.own(peer, keys.wanted(run)), DOCUMENT_MAX_BYTES, accept(peer), exact=False)
+            for peer in peers
+        ],
+        timeout_seconds=seconds,
+        max_threads=_THREADS,
+        time=time,
+    )
+    return dict(found)

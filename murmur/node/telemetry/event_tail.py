@@ -1,0 +1,119 @@
+"""A node's last rounds, read from its own events: its position, the results of its work, its faults.
+
+The file is read from its end, since it grows with the run. Apart from it only the disk is examined, so this works with
+the network down.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from murmur.node.config.run_file import saved_runs
+from murmur.node.telemetry.events import last_events
+from murmur.protocol.run import Run
+
+Event = Mapping[str, Any]
+
+LATELY_ROUNDS = 5
+"""A healthy node has contributed or judged in one of this many last rounds."""
+SILENT_ROUNDS = 3.0
+"""A healthy node reports a round within the planned time of this many rounds."""
+FALLBACK_SECONDS = 3600.0
+"""Length of a round if the run is unknown."""
+FREE_BYTES = 2 << 30
+TOLD = ("round_outcome", "judged")
+_FAULTS = {
+    "interrupted": "round {round} broke off: {fault}",
+    "not_followed": "round {round} could not be followed and was skipped: {reason}",
+    "damaged": "the disk has damaged saved files of round {round}: {lost}",
+    "unobserved": "round {round} was not observed ({why})",
+    "weights_not_taken": "the chain refused the weights of round {round}: {code}",
+    "weights_refused": "the weights of round {round} are not on chain as they were set",
+    "commitment_dropped": "a fork dropped the commitment of round {round}",
+}
+"""Texts for events that report a fault."""
+
+
+@dataclass(frozen=True)
+class EventTail:
+    """The recent events of one node. `rounds`: the last ones reported, oldest first. `faults`: faults since the oldest
+    of them, newest last. `seconds`: planned length of a round. `stopped`: how it stopped, unless it has started
+    again."""
+
+    name: str
+    run: Run | None
+    newest: Event | None
+    rounds: tuple[Event, ...]
+    faults: tuple[str, ...]
+    seconds: float
+    free_bytes: int
+    stopped: Event | None = None
+
+    @property
+    def on_request(self) -> bool:
+        """Whether it was stopped on request."""
+        return self.stopped is not None and self.stopped["fault"] is None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it contributed or judged in one of its last rounds."""
+        return any(_counts(event) for event in self.rounds)
+
+    def unwell(self, now: float) -> Iterator[str]:
+        """Yield why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or reports nothing
+        more."""
+        if self.newest is None:
+            yield "it has not done anything yet: read its log"
+            return
+        if self.stopped is not None:
+            yield "it was stopped on request" if self.on_request else f"it has stopped: {self.stopped['fault']}"
+            return
+        # During a node's first training it has not reported a round: then any event is a sign of life.
+        last = self.rounds[-1] if self.rounds else self.newest
+        silent = now - last["time"]
+        if silent > SILENT_ROUNDS * self.seconds:
+            yield f"no round has ended for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}: does it run?"
+        if len(self.rounds) == LATELY_ROUNDS and not self.counted:
+            outcomes = ", ".join(sorted({str(event.get("outcome", "not observed")) for event in self.rounds}))
+            yield f"none of its work counted in its last {LATELY_ROUNDS} rounds: {outcomes}"
+
+    def wrong(self, now: float) -> Iterator[str]:
+        """Yield all that is wrong as of `now`, one line each."""
+        if not self.on_request:
+            yield from self.unwell(now)
+        if self.free_bytes < FREE_BYTES:
+            yield f"its disk has {self.free_bytes / 1e9:.1f} GB left"
+        yield from self.faults
+
+
+def read_event_tail(home: Path) -> EventTail:
+    """Read the last events of the node in `home`."""
+    runs = saved_runs(home)
+    run = runs[0] if runs else None
+    events = list(last_events(home / "events.jsonl"))
+    rounds = {event["round"]: event for event in events if event["event"] in TOLD}
+    told = [rounds[round] for round in sorted(rounds)[-LATELY_ROUNDS:]]
+    since = told[0]["round"] if told else -1
+    faults = {
+        (event["event"], event["round"]): _FAULTS[event["event"]].format(**event)
+        for event in events
+        if event["event"] in _FAULTS and event["round"] >= since
+    }
+    clock = run.first.clock if run is not None else None
+    life = next((event for event in reversed(events) if event["event"] in ("started", "stopped")), None)
+    return EventTail(
+        str(events[-1]["node"]) if events else home.name,
+        run,
+        events[-1] if events else None,
+        tuple(told),
+        tuple(faults.values()),
+        clock.round_blocks * clock.block_seconds if clock is not None else FALLBACK_SECONDS,
+        disk_usage(home).free,
+        life if life is not None and life["event"] == "stopped" else None,
+    )
+
+
+def _counts(event: Event) -> bool:
+    return event["unobserved"] is None if event["event"] == "judged" else event["outcome"] == "contributing"

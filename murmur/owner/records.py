@@ -1,0 +1,67 @@
+"""The chain of agreed selections, read back from the pair that most of the stake names now: the run's history, and its
+amendments in force. Each selection is authenticated by the link to it, so it may come from any source."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, pairs_named, votes
+from murmur.node.chain.agreement import Agreement
+from murmur.node.config.adapters import Doors
+from murmur.node.fetch.sources import sources_as_of
+from murmur.node.sync.selection_chain import SelectionChain, Tell
+from murmur.protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
+from murmur.protocol.run import Run
+from murmur.protocol.types import Digest, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """The pair that validators' words name at the start of `round`: theta's digest and the link to the last selection,
+    with the share of the counted stake that names it."""
+
+    round: int
+    theta: Digest
+    link: Digest
+    share: float
+
+
+def stated(run: Run, doors: Doors, block: int) -> Stated | None:
+    """Return the newest pair that at least half of the counted stake names, of the rounds decided by the final `block`.
+
+    None before any validator has spoken, or when the last words are so old that the chain's nodes have pruned them.
+    Raises ChainError.
+    """
+    agreement = Agreement(doors.chain)
+    spoken = run.clock.round_at(last_wrote(doors.chain.peers(block))) + MEMORY_ROUNDS
+    newest = min(run.clock.decided_before(block + 1), spoken)
+    for round in range(newest, -1, -1):
+        try:
+            log = agreement.log(run, round, run.clock.words_by(round))
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED:
+                raise
+            return None
+        total = sum(votes(run, round, log.commit).values())
+        for (theta, link), stake in pairs_named(run, round, log).items():
+            if 2 * stake >= total:
+                return Stated(round, theta, link, stake / total if total else 1.0)
+    return None
+
+
+def records(
+    run: Run, doors: Doors, block: int, link: Digest, tell: Tell | None = None
+) -> Iterator[tuple[Digest, Selection]]:
+    """Yield every agreed selection with its link, from the one at `link` back to the first
+    (murmur/node/sync/selection_chain.py). Raises StorageError where no source has the next one."""
+    sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
+    below = run.clock.round_at(block) + 1
+    try:
+        yield from SelectionChain(run.id, sources, link, below, doors.time, tell).back()
+    except OutOfSync as fault:
+        raise StorageError(str(fault)) from None
+
+
+def was_agreed(run: Run, doors: Doors, round: int) -> bool:
+    """Whether any peer was selected in the decided `round`. Raises ChainError, with code StatePruned where this chain
+    node has pruned it."""
+    return Agreement(doors.chain).outcome(run, round).agreed.selection is not None

@@ -1,0 +1,389 @@
+"""Canonical bytes of every message between nodes. Each `parse_*` takes another node's bytes and returns a valid value
+or raises InvalidMessage; each `encode_*` is its exact inverse. Integers u32 little-endian, PeerId 32 raw bytes.
+
+On chain (docs/protocol.md sections 4 and 6), in the one commitment slot of a hotkey, in this order:
+
+    pointer    up to 200 bytes   version | kind | bucket | access key | secret key | endpoint, or of a public bucket
+                                 version | kind | endpoint
+    statement  40 or 101 bytes   commitment or word
+    amendment  32 bytes          sha256 of the spec or of its latest amendment (the run's owner only)
+
+In buckets: `Envelope` (204 bytes, in front of the ciphertext), `Reveal` (204 bytes), and signed documents (a header
+with the signature, then canonical JSON).
+"""
+
+import json
+import re
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+from urllib.parse import urlsplit
+
+from murmur.protocol.errors import ConfigError, InvalidMessage
+from murmur.protocol.ports import Signer, Verify
+from murmur.protocol.types import (
+    DIGEST_BYTES,
+    MAX_UIDS,
+    SIGNATURE_BYTES,
+    Commitment,
+    Digest,
+    PeerId,
+    Pointer,
+    PublicPointer,
+    Selection,
+    Slot,
+    Word,
+)
+
+WIRE_VERSION = 1
+POINTER_MAX_BYTES = 200
+BITMAP_BYTES = 32
+
+_COMMITMENT_KIND = 1
+_COMMITMENT = struct.Struct("<BB2xI32s")
+_WORD = struct.Struct("<BI32s32s32s")
+_WORD_FIRST = WIRE_VERSION | 3 << 6
+"""A word's first byte: version in the low 6 bits, its kind in the high 2. Protocol versions before 3 used kinds 1 and 2
+for other statements (docs/decisions/0001-statement-kind.md)."""
+
+# --- pointer -------------------------------------------------------------------------------------------------
+
+_R2, _URL, _PUBLIC = 1, 2, 3
+_R2_HOST = ".r2.cloudflarestorage.com"
+_PRINTABLE = frozenset(range(0x21, 0x7F))
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+"""Scheme, host and port in the one spelling that all URL parsers read alike."""
+
+
+def encode_pointer(pointer: Pointer | PublicPointer) -> bytes:
+    """Encode a pointer in at most 200 bytes, or raise ConfigError. R2 account ids and keys (hex) are packed to half
+    their length."""
+    if not _is_endpoint(pointer.endpoint):
+        what = "public URL" if isinstance(pointer, PublicPointer) else "endpoint"
+        raise ConfigError(
+            f"the bucket's {what} must be https://HOST[:PORT] and nothing else, without a slash at the end"
+        )
+    encoded = bytes([WIRE_VERSION]) + _pointer_body(pointer)
+    if len(encoded) > POINTER_MAX_BYTES:
+        raise ConfigError(
+            f"the bucket pointer takes {len(encoded)} bytes on chain, at most {POINTER_MAX_BYTES} fit: "
+            "use a shorter endpoint, bucket name or read key"
+        )
+    return encoded
+
+
+def _pointer_body(pointer: Pointer | PublicPointer) -> bytes:
+    if isinstance(pointer, PublicPointer):
+        return bytes([_PUBLIC]) + _text(pointer.endpoint)
+    account = pointer.endpoint.removeprefix("https://").removesuffix(_R2_HOST)
+    packed_r2 = (
+        pointer.endpoint == f"https://{account}{_R2_HOST}"
+        and _is_hex(account, 16)
+        and _is_hex(pointer.access_key, 16)
+        and _is_hex(pointer.secret_key, 32)
+    )
+    if packed_r2:
+        body = bytes.fromhex(account + pointer.access_key + pointer.secret_key)
+        return bytes([_R2]) + _text(pointer.bucket) + body
+    fields = (pointer.bucket, pointer.access_key, pointer.secret_key, pointer.endpoint)
+    return bytes([_URL]) + b"".join(_text(field) for field in fields)
+
+
+def parse_pointer(data: bytes) -> Pointer | PublicPointer:
+    if not 2 <= len(data) <= POINTER_MAX_BYTES or data[0] != WIRE_VERSION:
+        raise InvalidMessage("pointer: unknown version or length")
+    kind, rest = data[1], data[2:]
+    if kind == _PUBLIC:
+        return PublicPointer(_take_endpoint(rest))
+    if kind == _URL:
+        bucket, rest = _take_text(rest)
+        access, rest = _take_text(rest)
+        secret, rest = _take_text(rest)
+        pointer = Pointer(_take_endpoint(rest), bucket, access, secret)
+        if encode_pointer(pointer) != data:
+            raise InvalidMessage("pointer: not in canonical form")
+        return pointer
+    if kind == _R2:
+        bucket, rest = _take_text(rest)
+        if len(rest) != 64:
+            raise InvalidMessage("pointer: an R2 pointer ends in 64 bytes of account and keys")
+        account, access, secret = rest[:16].hex(), rest[16:32].hex(), rest[32:].hex()
+        return Pointer(f"https://{account}{_R2_HOST}", bucket, access, secret)
+    raise InvalidMessage("pointer: unknown kind")
+
+
+def _take_endpoint(data: bytes) -> str:
+    """Return the last text of a pointer."""
+    endpoint, rest = _take_text(data)
+    if rest:
+        raise InvalidMessage("pointer: bytes after the endpoint")
+    if not _is_endpoint(endpoint):
+        raise InvalidMessage("pointer: the endpoint is not a plain http(s) URL")
+    return endpoint
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        return _ENDPOINT.fullmatch(text) is not None and urlsplit(text).port != 0
+    except ValueError:
+        return False
+
+
+def _is_hex(text: str, num_bytes: int) -> bool:
+    return len(text) == 2 * num_bytes and all(c in "0123456789abcdef" for c in text)
+
+
+def _text(text: str) -> bytes:
+    if not 1 <= len(text) <= 255 or not _PRINTABLE.issuperset(map(ord, text)):
+        raise ConfigError("bucket name, keys and endpoint must be 1 to 255 printable ASCII characters without spaces")
+    return bytes([len(text)]) + text.encode()
+
+
+def _take_text(data: bytes) -> tuple[str, bytes]:
+    if not data or len(data) < 1 + data[0] or data[0] == 0:
+        raise InvalidMessage("pointer: truncated")
+    text = data[1 : 1 + data[0]]
+    if not _PRINTABLE.issuperset(text):
+        raise InvalidMessage("pointer: not printable ASCII")
+    return text.decode(), data[1 + data[0] :]
+
+
+# --- statements on chain -------------------------------------------------------------------------------------
+
+
+def encode_statement(statement: Commitment | Word) -> bytes:
+    if isinstance(statement, Commitment):
+        return _COMMITMENT.pack(WIRE_VERSION, _COMMITMENT_KIND, statement.round, statement.envelope)
+    bitmap = statement.bitmap.to_bytes(BITMAP_BYTES, "little")
+    return _WORD.pack(_WORD_FIRST, statement.round, bitmap, statement.theta, statement.previous)
+
+
+def parse_statement(data: bytes) -> Commitment | Word:
+    if len(data) == _COMMITMENT.size:
+        version, kind, round, envelope = _COMMITMENT.unpack(data)
+        if version != WIRE_VERSION or kind != _COMMITMENT_KIND or data[2:4] != b"\0\0":
+            raise InvalidMessage("commitment: unknown version or kind")
+        return Commitment(round, Digest(envelope))
+    if len(data) == _WORD.size:
+        first, round, bitmap, theta, previous = _WORD.unpack(data)
+        if first != _WORD_FIRST:
+            raise InvalidMessage("word: unknown version or kind")
+        word = Word(round, int.from_bytes(bitmap, "little"), Digest(theta), Digest(previous))
+        if word.pair is None and word.bitmap:
+            raise InvalidMessage("word: names peers, and no state")
+        return word
+    raise InvalidMessage(f"statement: {len(data)} bytes, expected {_COMMITMENT.size} or {_WORD.size}")
+
+
+def encode_slot(
+    pointer: Pointer | PublicPointer,
+    statement: Commitment | Word | None = None,
+    amendment: Digest | None = None,
+) -> tuple[bytes, ...]:
+    """Return the fields of a commitment slot. An amendment without a statement leaves an empty field between them."""
+    fields = [encode_pointer(pointer)]
+    if statement is not None or amendment is not None:
+        fields.append(encode_statement(statement) if statement is not None else b"")
+    if amendment is not None:
+        fields.append(amendment)
+    return tuple(fields)
+
+
+def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
+    """Parse a slot from the chain; never raises: a field that is not canonical is None."""
+    pointer: Pointer | PublicPointer | None = None
+    statement: Commitment | Word | None = None
+    with suppress(InvalidMessage):
+        pointer = parse_pointer(fields[0]) if fields else None
+    with suppress(InvalidMessage):
+        statement = parse_statement(fields[1]) if len(fields) > 1 else None
+    amendment = Digest(fields[2]) if len(fields) > 2 and len(fields[2]) == DIGEST_BYTES else None
+    return Slot(block, pointer, statement, amendment)
+
+
+def encode_selection(selection: Selection) -> bytes:
+    """Encode a selection as validators keep it under its link: round, theta, previous link, head of the amendments in
+    force, then the sorted (PeerId, envelope) pairs. The chain of selections thus settles which amendments are in force,
+    and a joiner need not rely on the owner's present slot."""
+    fixed = _SELECTION.pack(selection.round, selection.theta, selection.previous, selection.head)
+    return fixed + b"".join(peer + envelope for peer, envelope in selection.contributing)
+
+
+def link_of(selection: Selection) -> Digest:
+    """Return `previous` of the selection that follows: sha256 of this one's bytes."""
+    return Digest(sha256(encode_selection(selection)).digest())
+
+
+def parse_selection(data: bytes, link: Digest) -> Selection:
+    """Inverse of `encode_selection`, checked against the link."""
+    if sha256(data).digest() != link:
+        raise InvalidMessage("a selection that does not hash to its link")
+    fixed, rest = data[: _SELECTION.size], data[_SELECTION.size :]
+    if len(fixed) != _SELECTION.size or not rest or len(rest) % _PAIR_BYTES or len(rest) > MAX_UIDS * _PAIR_BYTES:
+        raise InvalidMessage("a selection with a torn list of peers")
+    pairs = tuple(
+        (PeerId(rest[at : at + DIGEST_BYTES]), Digest(rest[at + DIGEST_BYTES : at + _PAIR_BYTES]))
+        for at in range(0, len(rest), _PAIR_BYTES)
+    )
+    peers = [peer for peer, _ in pairs]
+    if peers != sorted(set(peers)):
+        raise InvalidMessage("a selection whose peers are not in order")
+    round, theta, previous, head = _SELECTION.unpack(fixed)
+    return Selection(round, Digest(theta), Digest(previous), Digest(head), pairs)
+
+
+def first_link(run: Digest) -> Digest:
+    """Return `previous` of a run's first agreed selection."""
+    return Digest(sha256(b"murmuration genesis" + run).digest())
+
+
+_SELECTION = struct.Struct("<I32s32s32s")
+_PAIR_BYTES = 2 * DIGEST_BYTES
+SELECTION_MAX_BYTES = _SELECTION.size + MAX_UIDS * _PAIR_BYTES
+
+# --- envelope and reveal -------------------------------------------------------------------------------------
+
+_ENVELOPE = struct.Struct("<4sI32sI32s32s32s64s")
+_ENVELOPE_MAGIC = b"MURM"
+ENVELOPE_BYTES = _ENVELOPE.size
+_REVEAL = struct.Struct("<4sI32sI32s32s32s64s")
+_REVEAL_MAGIC = b"MURK"
+REVEAL_BYTES = _REVEAL.size
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The clear part in front of a sealed submission. `key_hash` = sha256(key); `root` = Merkle root over the
+    ciphertext's sections; `signature` by `peer` over everything before it."""
+
+    run: Digest
+    round: int
+    peer: PeerId
+    key_hash: Digest
+    root: Digest
+    signature: bytes = field(default=b"\0" * SIGNATURE_BYTES, repr=False)
+
+    def encode(self) -> bytes:
+        return _ENVELOPE.pack(
+            _ENVELOPE_MAGIC, WIRE_VERSION, self.run, self.round, self.peer, self.key_hash, self.root, self.signature
+        )
+
+    @property
+    def signed_part(self) -> bytes:
+        return self.encode()[:-SIGNATURE_BYTES]
+
+
+def parse_envelope(data: bytes | memoryview) -> Envelope:
+    if len(data) != ENVELOPE_BYTES:
+        raise InvalidMessage(f"envelope: {len(data)} bytes, expected {ENVELOPE_BYTES}")
+    magic, version, run, round, peer, key_hash, root, signature = _ENVELOPE.unpack(data)
+    if magic != _ENVELOPE_MAGIC or version != WIRE_VERSION:
+        raise InvalidMessage("envelope: unknown magic or version")
+    return Envelope(Digest(run), round, PeerId(peer), Digest(key_hash), Digest(root), signature)
+
+
+@dataclass(frozen=True, slots=True)
+class Reveal:
+    """Published after block D: the sealing key and the proof of being in sync (docs/protocol.md section 5)."""
+
+    run: Digest
+    round: int
+    peer: PeerId
+    key: bytes = field(repr=False)
+    proof: Digest = field(repr=False)
+    signature: bytes = field(default=b"\0" * SIGNATURE_BYTES, repr=False)
+
+    def encode(self) -> bytes:
+        return _REVEAL.pack(
+            _REVEAL_MAGIC, WIRE_VERSION, self.run, self.round, self.peer, self.key, self.proof, self.signature
+        )
+
+    @property
+    def signed_part(self) -> bytes:
+        return self.encode()[:-SIGNATURE_BYTES]
+
+
+def parse_reveal(data: bytes | memoryview) -> Reveal:
+    if len(data) != REVEAL_BYTES:
+        raise InvalidMessage(f"reveal: {len(data)} bytes, expected {REVEAL_BYTES}")
+    magic, version, run, round, peer, key, proof, signature = _REVEAL.unpack(data)
+    if magic != _REVEAL_MAGIC or version != WIRE_VERSION:
+        raise InvalidMessage("reveal: unknown magic or version")
+    return Reveal(Digest(run), round, PeerId(peer), key, Digest(proof), signature)
+
+
+# --- signed documents ----------------------------------------------------------------------------------------
+
+_DOCUMENT = struct.Struct("<4sI8s32sI32s64s")
+_DOCUMENT_MAGIC = b"MURD"
+_KIND_BYTES = 8
+DOCUMENT_MAX_BYTES = 8 << 20
+_MAX_DEPTH = 32
+_MAX_INTEGER = (1 << 64) - 1
+"""The chain's widest number. Longer ones would overflow if a reader turns them into floats or SQL."""
+
+
+def encode_document(kind: str, run: Digest, round: int, body: dict[str, Any], signer: Signer) -> bytes:
+    """Encode a signed JSON object: validator's report, peer's report, document of states. `kind`: at most 8 ASCII
+    letters."""
+    if len(kind.encode()) > _KIND_BYTES:
+        raise ValueError(f"a document's kind has at most {_KIND_BYTES} letters, got {kind!r}")
+    text = canonical_json(body)
+    head = struct.pack("<4sI8s32sI32s", _DOCUMENT_MAGIC, WIRE_VERSION, kind.encode(), run, round, signer.peer)
+    encoded = head + signer.sign(head + text) + text
+    if len(encoded) > DOCUMENT_MAX_BYTES:
+        raise ValueError(f"a {kind} document of {len(encoded)} bytes; readers take {DOCUMENT_MAX_BYTES}")
+    return encoded
+
+
+def parse_document(data: bytes, kind: str, run: Digest, round: int, peer: PeerId, verify: Verify) -> dict[str, Any]:
+    """Return the body of a document that `peer` signed for this run and round. The body is a claim of that peer."""
+    if not _DOCUMENT.size <= len(data) <= DOCUMENT_MAX_BYTES:
+        raise InvalidMessage(f"{kind}: {len(data)} bytes")
+    magic, version, got_kind, got_run, got_round, got_peer, signature = _DOCUMENT.unpack_from(data)
+    head, text = data[: _DOCUMENT.size - SIGNATURE_BYTES], data[_DOCUMENT.size :]
+    expected = (_DOCUMENT_MAGIC, WIRE_VERSION, kind.encode().ljust(_KIND_BYTES, b"\0"), run, round, peer)
+    if (magic, version, got_kind, got_run, got_round, got_peer) != expected:
+        raise InvalidMessage(f"{kind}: made for another kind, run, round or peer")
+    if not verify(peer, head + text, signature):
+        raise InvalidMessage(f"{kind}: the signature is not the peer's")
+    return parse_json(text)
+
+
+def canonical_json(body: dict[str, Any]) -> bytes:
+    """Encode with sorted keys, no spaces, UTF-8; NaN and infinity are refused (ValueError)."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object of limited depth and integers of at most 64 bits, exactly as `canonical_json` writes it. So
+    one value has one text: no NaN, no doubled name, no other encoding, no half of a surrogate pair."""
+    try:
+        body: dict[str, Any] = json.loads(data.decode(), parse_int=_integer)
+        canonical = isinstance(body, dict) and canonical_json(body) == data
+    except (ValueError, RecursionError):
+        raise InvalidMessage("document: not JSON, or a number out of range") from None
+    if not canonical:
+        raise InvalidMessage("document: not a JSON object in canonical form")
+    if _depth(body) > _MAX_DEPTH:
+        raise InvalidMessage("document: nested too deeply")
+    return body
+
+
+def _integer(text: str) -> int:
+    if abs(value := int(text)) > _MAX_INTEGER:
+        raise ValueError("an integer of more than 64 bits")
+    return value
+
+
+def _depth(body: dict[str, Any]) -> int:
+    """Return the levels of nesting. Counted on values, because strings contain brackets too."""
+    level: list[Any] = [body]
+    depth = 0
+    while level := [value for value in level if isinstance(value, (dict, list))]:
+        depth += 1
+        level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)]
+    return depth

@@ -1,0 +1,330 @@
+"""A miner's rounds: train on the assigned pages, compress, seal and publish the update, follow the agreed selections.
+
+`Miner.play` is one round from top to bottom; its parts are in docs/protocol.md section 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from loguru import logger
+
+from gauntlet.commitment import commitment
+from murmur.data.shards import Shards
+from murmur.node.chain.follower import RETURN_BLOCKS
+from murmur.node.node import Node
+from murmur.node.state.saved import SealedRound
+from murmur.node.sync.checkpoints import kept_from, published_by_most
+from murmur.protocol import keys
+from murmur.protocol.assignment import assigned
+from murmur.protocol.errors import ChainError, MurmurError, StorageError
+from murmur.protocol.messages import Reveal, encode_document
+from murmur.protocol.ports import Task
+from murmur.protocol.types import Commitment, Page
+from murmur.rounds.contribution import Diverged, RoundWork
+from murmur.rounds.outcome import Outcomes
+from murmur.rounds.repair_answers import RepairAnswers
+from sparseloco.update import Update
+from storage.exchange import publish
+from storage.mirror import Mirror
+from storage.realtime import seconds_until
+
+
+class RoundOver(MurmurError):
+    """The round is over: during our catch-up the run moved past it."""
+
+
+class Late(MurmurError):
+    """Block D was final before the last inner step: nothing that we send could count. The training so far stays out of
+    the error feedback too, and the next round begins in time."""
+
+
+class Miner:
+    """One miner's rounds on a node. speculates: whether it begins a round from the expected selection of the one before
+    (docs/decisions/0059-a-round-in-which-no-gpu-waits.md)."""
+
+    def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
+        self.node, self.speculates = node, speculates
+        self.work = RoundWork(node.state, shards, node.doors.bucket, node.doors.signer, node.time)
+        self.outcomes = Outcomes(node)
+        self.answers = RepairAnswers(node, Mirror(node.doors.bucket, node.run.id, node.time))
+        self.finished = -1
+        """The last round in which we have nothing more to publish."""
+        self.aside: Task | None = None
+        """Work of the last round for which nothing waits: claims, cleaning up, our result."""
+
+    def run(self) -> None:
+        """Play every round whose commit window is still open, until stopped."""
+
+        self.node.abort_unfinished()
+        while True:
+            round = self.node.state.saved.round
+            try:
+                self.announce()
+                round = self.open_round()
+                self.play(round)
+            except RoundOver:
+                continue
+            except (Diverged, Late) as fault:
+                logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+                self.node.state.events.emit("interrupted", round, fault=str(fault))
+                self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
+            except (ChainError, StorageError) as fault:
+                # Saved and sealed work is not lost: the next pass continues with it if the round is still open.
+                self.node.state.events.emit("interrupted", round, fault=str(fault))
+                self.node.backoff.pause_after(round, fault)
+
+    def announce(self) -> None:
+        """Publish our bucket on chain, unless we have. Even before our first commitment other nodes have to be able to
+        read our wanted list."""
+        me = self.node.registered()
+        if me is not None and me.slot is None:
+            self.node.post(None)
+
+    def open_round(self) -> int:
+        """Return the round to play: the one that we have sealed for while its key may still be published, else the
+        first whose commit window is open."""
+        node, sealed = self.node, self.node.state.saved.sealed
+        unfinished = sealed is not None and self.finished < sealed.round == node.state.saved.round
+        if unfinished and node.head() < node.clock.reveal_by(node.state.saved.round):
+            return node.state.saved.round
+        return node.next_round(node.clock.commit_by)
+
+    def play(self, round: int) -> None:
+        """Play one round. Work that was saved before a crash is continued."""
+        node = self.node
+        if not (self.speculates and node.expect(round - 1)):
+            self.follow(round)
+        sealed = node.state.saved.sealed
+        if sealed is None or sealed.round != round:
+            self.train(round, self.pages(round))
+            sealed = self.seal(round, self.compress())
+        self.promise(round, sealed)
+        self.await_others(round)
+        counts = self.counts(round, sealed)
+        if counts:
+            self.reveal(round, sealed)
+        self.finished = round
+        node.prefetch(round)
+        node.state.save_own()
+        self.set_aside(round, counts)
+        self.work.fetch_ahead(partial(self.pages, round + 1))
+
+    def follow(self, round: int) -> None:
+        """Follow the run to its agreed state at the start of `round`. Raises RoundOver if catch-up went further."""
+        self.outcomes.follow(self.node.advance(round))
+        if self.node.state.saved.round != round:
+            raise RoundOver
+        self.node.look_at_terms(round)
+
+    def set_aside(self, round: int, counts: bool) -> None:
+        """Run tasks in the background that the next round does not need."""
+        if self.aside is not None:
+            self.aside.join()  # its time is up since X
+
+        def beside() -> None:
+            try:
+                if counts:
+                    self.report(round)
+                self.clean_up(round)
+                self.outcomes.tell(self.node.seconds_until(self.node.clock.words_by(round)))
+            except (ChainError, StorageError) as fault:
+                logger.warning("round {round}: {fault}; nothing of it counts", round=round, fault=str(fault))
+
+        self.answers.answer(round)
+        self.aside = self.node.time.start(beside, "aside")
+
+    def pages(self, round: int) -> tuple[Page, ...]:
+        """Return the pages assigned to us, drawn from the hash of block D of the round before."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        header = node.wait_for(node.clock.page_block(round), f"the pages of round {round}")
+        return assigned(
+            node.run.id,
+            header.hash,
+            node.me,
+            num_pages=spec.num_pages,
+            page_tokens=spec.page_tokens,
+            count=spec.pages_per_round,
+            first_page=spec.inner.first_page,
+        )
+
+    def train(self, round: int, pages: Sequence[Page]) -> None:
+        """Make H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile: an
+        expected selection is confirmed or corrected as soon as the decision is known.
+
+        Raises Late, and RoundOver if the run moved past the round without us.
+        """
+        node, inner = self.node, self.node.run.spec_at(round).inner
+        training = self.work.training(round, pages, inner)
+        with node.following(node.clock.commit_by(round)) as late:
+            while True:
+                done = training.go_on(lambda: late() or node.is_decided())
+                if done < inner.steps and late():
+                    took = f"{training.seconds:.0f} s"
+                    raise Late(f"too late to commit after inner step {done} of {inner.steps}, {took}")
+                if not node.expects:
+                    break
+                self.follow(round)
+        self.outcomes.losses[round] = training.end()["loss"]
+        logger.debug(
+            "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
+            round=round,
+            loss=training.report.mean_loss,
+            rate=training.report.num_tokens / training.seconds,
+            left=node.seconds_until(node.clock.commit_by(round)),
+        )
+
+    def compress(self) -> Update:
+        return self.work.compress()
+
+    def seal(self, round: int, update: Update) -> SealedRound:
+        return self.work.seal(round, update, partial(self.seconds_to_commit, round))
+
+    def seconds_to_commit(self, round: int) -> float:
+        """Return the planned seconds until the round's block D, at least 0."""
+        return self.node.seconds_until(self.node.clock.commit_by(round))
+
+    def promise(self, round: int, sealed: SealedRound) -> None:
+        """Publish the sealed object and commit to it concurrently: the post waits for blocks, the upload for the link.
+        A commitment to an object that cannot be read is taken back while there is time."""
+        faults = list[MurmurError]()
+
+        def post() -> None:
+            try:
+                self.commit(round, sealed)
+            except MurmurError as fault:
+                faults.append(fault)
+
+        posting = self.node.time.start(post, "commit")
+        try:
+            self.publish(round, sealed)
+        except StorageError as fault:
+            posting.join()
+            if not self.work.is_published(round, sealed):
+                if self.node.head() < self.node.clock.commit_by(round) and self.stands(self.commitment(round, sealed)):
+                    self.node.post(None)
+                raise
+            logger.debug(
+                "round {round}: published, though the answer was lost ({fault})", round=round, fault=str(fault)
+            )
+        posting.join()
+        if faults:
+            raise faults[0]
+
+    def await_others(self, round: int) -> None:
+        """Await block D, and fetch meanwhile the objects that others have published: look after half of the time that
+        is left, and half of the rest."""
+        node, last = self.node, self.node.clock.commit_by(round)
+        while (left := last - node.head()) > 0:
+            node.prefetch(round)
+            node.wait_for(last - left // 2, f"the end of round {round}'s commit window")
+
+    def publish(self, round: int, sealed: SealedRound) -> None:
+        """Make the sealed bytes visible before block D."""
+        self.work.publish(round, sealed, partial(self.seconds_to_commit, round))
+
+    def commit(self, round: int, sealed: SealedRound) -> None:
+        """Put the digest of our envelope on chain by block D; if a fork drops it, retry while there is time. If the
+        commitment is lost, we are not selected in this round, and our update stays out of the error feedback."""
+
+        node = self.node
+        last = node.clock.commit_by(round)
+        statement = self.commitment(round, sealed)
+        block: int | None = None
+        while not self.stands(statement):
+            late = node.head() >= last
+            if block is not None:
+                then = "it is too late to commit again, so we are not selected" if late else "committing again"
+                told = "round {round}: a fork dropped our commitment of block {block}: {then}"
+                logger.warning(told, round=round, block=block, then=then)
+                node.state.events.emit("commitment_dropped", round, block=block, again=not late)
+            elif late:
+                logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
+            if late:
+                return
+            with node.state.timeline.begin("commit"):
+                block = node.post(statement)
+            self.outcomes.margins[round] = last - block
+            logger.debug(
+                "round {round}: committed in block {block}, {margin} blocks before the deadline",
+                round=round,
+                block=block,
+                margin=last - block,
+            )
+            node.state.events.emit("committed", round, block=block, in_time=block <= last)
+            settled = max(block, min(block + RETURN_BLOCKS, last - 1))
+            node.wait_for(settled, f"our commitment for round {round} to be final")
+
+    def stands(self, statement: Commitment) -> bool:
+        """Whether our slot has this statement as of the finalised head."""
+        me = self.node.registered()
+        return me is not None and me.slot is not None and me.slot.statement == statement
+
+    def counts(self, round: int, sealed: SealedRound) -> bool:
+        """Whether our commitment is in the state of block D, which all nodes read: a second post of ours after a
+        restart, or a fork, may have moved it."""
+
+        node, last = self.node, self.node.clock.commit_by(round)
+        node.wait_for(last, f"the end of round {round}'s commit window")
+        promises = (commitment(peer, round, last) for peer in node.doors.chain.peers(last) if peer.id == node.me)
+        return self.commitment(round, sealed) in promises
+
+    def commitment(self, round: int, sealed: SealedRound) -> Commitment:
+        return Commitment(round, self.work.envelope_digest(sealed))
+
+    def reveal(self, round: int, sealed: SealedRound) -> None:
+        """Publish the key and the proof that we hold theta, before block V. D is final, so no object sealed for the
+        round can change any more."""
+
+        node = self.node
+        last = node.clock.commit_by(round)
+        with node.state.timeline.begin("reveal"):
+            proof = node.state.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
+            unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
+            reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))
+            deadline = max(1.0, node.seconds_until(node.clock.reveal_by(round)))
+            publish(
+                node.doors.bucket,
+                keys.reveal(node.run.id, round),
+                reveal.encode(),
+                timeout_seconds=deadline,
+                time=node.time,
+            )
+        node.state.events.emit("revealed", round)
+
+    def report(self, round: int) -> None:
+        """Publish our signed claims about the round in our bucket: for people; no decision uses them."""
+
+        node = self.node
+        if not self.work.claims:
+            return  # we restarted with the work already sealed: nothing was measured
+        document = encode_document("peer", node.run.id, round, self.work.claims, node.doors.signer)
+        key = keys.peer_report(node.run.id, round)
+        publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
+
+    def clean_up(self, round: int) -> None:
+        """Delete our objects and copies of rounds that joiners do not need any more: the newest checkpoint that most
+        validators show decides. Takes no longer than our wait for the round's decision."""
+        node, every = self.node, self.node.run.spec_at(round).checkpoint_rounds
+        bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.words_by(round))
+        last = kept_from(every, round, round)
+        try:
+            if last and self._objects_before(last, until):
+                left = seconds_until(until, node.time) / 2
+                before = kept_from(every, round, published_by_most(node, round, left))
+                for key in self._objects_before(before, until):
+                    bucket.delete(key, timeout_seconds=seconds_until(until, node.time))
+                self.answers.mirror.prune(before, timeout_seconds=seconds_until(until, node.time))
+        except (ChainError, StorageError) as fault:
+            logger.warning("could not delete old objects from our bucket: {fault}", fault=str(fault))
+
+    def _objects_before(self, round: int, until: float) -> list[str]:
+        """Return the names of our payloads, keys and claims of earlier rounds, at most 1000 of each, the oldest
+        first."""
+        node, found = self.node, list[str]()
+        for key_of in (keys.payload, keys.reveal, keys.peer_report):
+            prefix = key_of(node.run.id, 0).removesuffix(f"{0:08d}")
+            left = seconds_until(until, node.time)
+            listed = node.doors.bucket.list(prefix, max_keys=1000, timeout_seconds=left)
+            found += [key for key in listed if key < key_of(node.run.id, round)]
+        return found

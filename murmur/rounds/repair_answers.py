@@ -1,0 +1,129 @@
+"""A miner's copies for nodes that list payloads as wanted (docs/protocol.md section 6). It copies payloads applied
+since the last snapshot or shortly before, which every node that follows the run has on its disk.
+
+Miners are the last resort: validators copy first, and miners follow one after the other, in an order drawn for each
+payload. A miner must not lose its round by this: copies are uploaded while it would only wait, and few of them.
+"""
+
+from collections.abc import Collection, Iterable
+from hashlib import sha256
+
+from loguru import logger
+
+from murmur.node.fetch.payloads import ASK_SECONDS, who_shows
+from murmur.node.fetch.sources import Sources
+from murmur.node.node import Node
+from murmur.node.sync.repair_requests import Place
+from murmur.protocol.errors import ChainError
+from murmur.protocol.types import PeerId
+from murmur.rounds.copies import Copier, HeldPayload
+from storage.mirror import Mirror
+
+LOOKS = 2
+"""All peers are asked for their wanted lists this many times in a round."""
+FIRST_LOOK = 2
+"""The look in which the first miner's turn comes: the validators' copies are published by then. With every further
+look, of this round or the next ones, the number of miners that have their turn grows .."""
+GROWTH = 4
+""".. by this factor: 256 miners in the sixth look."""
+
+
+class RepairAnswers(Copier):
+    """One miner's copies."""
+
+    def __init__(self, node: Node, mirror: Mirror) -> None:
+        super().__init__(node, mirror)
+        self._times_lacked: dict[Place, int] = {}
+        """In how many consecutive looks a node lacked it."""
+        self._before: dict[Place, tuple[PeerId, ...]] = {}
+        """The miners whose turn comes before ours."""
+        self._put_off: set[Place] = set()
+        """Payloads that a node before us has published in this round."""
+        self._shown: dict[Place, set[PeerId]] = {}
+        """Nodes that showed a copy when our turn came. If the payload is still wanted a round later, they do not really
+        serve it."""
+        self._favours = 0
+        """Copies in this round."""
+
+    def answer(self, round: int) -> None:
+        """Copy payloads that nodes lack: our part in `round` is done, and nothing of the next one is uploaded before X.
+        Returns at once."""
+        node, clock = self.node, self.node.clock
+        try:
+            sources, seconds = node.sources(clock.commit_by(round)), node.seconds_until(clock.words_by(round))
+        except ChainError as fault:
+            logger.debug(
+                "round {round}: cannot read which payloads others lack: {fault}", round=round, fault=str(fault)
+            )
+            return
+        if self._copied:
+            self.tell()
+        with self._changed:
+            self._turn_to(round, sources, self._applied())
+            self._pause = seconds / LOOKS
+            self._before, self._put_off, self._favours = {}, set(), 0
+            self._shown = {place: shown for place, shown in self._shown.items() if place in self._held}
+        self._go_on(seconds)
+
+    def _ask(self, sources: Sources) -> Iterable[PeerId]:
+        return sources.published()
+
+    def _hear(self, seconds: float) -> None:
+        super()._hear(seconds)
+        with self._changed:
+            self._times_lacked = {
+                place: self._times_lacked.get(place, 0) + 1 for place in self._asked & self._held.keys()
+            }
+
+    def _due(self) -> list[Place]:
+        """Return the places whose turn it is, in order. First those that validators lack, which have posted words for
+        it. Then those where we come first, so that miners asked for everything do not all begin with the same one."""
+        by_validators = self._asked_by_validators
+        due = []
+        for place, times in self._times_lacked.items():
+            rank = len(self._miners_before(place))
+            if times >= FIRST_LOOK and rank < GROWTH ** (times - FIRST_LOOK) and place not in self._put_off:
+                due.append((place not in by_validators, rank, place))
+        return [place for *_, place in sorted(due)]
+
+    def _miners_before(self, place: Place) -> tuple[PeerId, ...]:
+        if place not in self._before:
+            assert self._sources is not None
+            label = b"answer" + self.node.run.id + place[0].to_bytes(4, "little") + place[1]
+            drawn = sorted((sha256(label + one).digest(), one) for one in (*self._sources.others(), self.node.me))
+            order = [one for _, one in drawn]
+            self._before[place] = tuple(order[: order.index(self.node.me)])
+        return self._before[place]
+
+    def _keys_due(self) -> Iterable[Place]:
+        return self._due()
+
+    def _next(self, tried: Collection[Place]) -> tuple[Place, HeldPayload] | None:
+        with self._changed:
+            due = [place for place in self._due() if place not in self._up and place not in tried]
+            return (due[0], self._held[due[0]]) if due and self._favours < self._share else None
+
+    def _copy(self, place: Place, held: HeldPayload) -> None:
+        if not self._is_up_elsewhere(place, held):
+            super()._copy(place, held)
+
+    def _is_up_elsewhere(self, place: Place, held: HeldPayload) -> bool:
+        """Whether a node before us shows a copy that it did not show a round ago. Then we wait for the next round: the
+        node that asked has it by then, or was shown something else."""
+        node, sources, shown = self.node, self._sources, self._shown.setdefault(place, set())
+        assert sources is not None
+        first = [one for one in (*sources.validators(), *self._miners_before(place)) if one not in shown]
+        size = node.run.first.object_bytes
+        found = who_shows(node.run.id, *place, held.envelope, size, first, sources, ASK_SECONDS, node.time)
+        shown.update(found)
+        with self._changed:
+            if found:
+                self._put_off.add(place)
+        return bool(found)
+
+    def _upload_seconds(self) -> float:
+        """Return the time-out of one upload, at most the time until our own next payload may need the link."""
+        return min(super()._upload_seconds(), self._until - self.node.time.now())
+
+    def _count(self, place: Place, held: HeldPayload) -> None:
+        self._favours += 1

@@ -1,0 +1,147 @@
+"""Start a miner, a validator or a member from its configuration; it plays its rounds until it is stopped."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from loguru import logger
+
+from murmur.cluster.bootstrap import find_spec, is_member, member_of, open_data, open_shared, require_group
+from murmur.cluster.group_keys import Group, Token, parse_token, read_token
+from murmur.cluster.ledger import Ledger
+from murmur.cluster.member import Member
+from murmur.cluster.rejoin import last_round
+from murmur.cluster.store_outage import Patience
+from murmur.data.shards import Shards
+from murmur.node.config.device import describe
+from murmur.node.config.settings import ClusterConfig, NodeConfig, home
+from murmur.node.program.assemble import build, on_ranks, serve_metrics, zeros
+from murmur.node.program.process import is_stopping
+from murmur.node.state.node_state import NodeState
+from murmur.node.state.store import StateStore
+from murmur.node.telemetry.events import Events
+from murmur.protocol.cluster import ClusterSpec
+from murmur.protocol.errors import AccessDenied, StorageError
+from murmur.rounds.miner import Miner
+from murmur.rounds.validator import Validator
+from murmur.training.memory import Role
+from murmur.training.parallel import Ranks
+from murmur.training.replica import Replica
+from storage.realtime import REAL
+
+RETRY_SECONDS = 5.0
+
+Player = type[Miner] | type[Validator]
+
+
+def miner(config: NodeConfig) -> None:
+    """Connect, catch up and mine, on all ranks."""
+    on_ranks(config.codec, config.device, partial(play, config, "miner", Miner))
+
+
+def validator(config: NodeConfig) -> None:
+    """Connect, catch up and judge, on all ranks."""
+    on_ranks(config.codec, config.device, partial(play, config, "validator", Validator))
+
+
+def member(config: ClusterConfig) -> None:
+    """Find the cluster's run and train in it, on all ranks."""
+    on_ranks(config.codec, config.device, partial(take_part, config))
+
+
+def take_part(config: ClusterConfig, ranks: Ranks) -> None:
+    """Build the member and play its rounds. Called on the first rank. Raises ConfigError, StorageError."""
+    token, folder = parse_token(read_token(config.token_file)), home(config)
+    run = token.run_id
+    spec, ledger, shards = _found(config, token, folder)
+    me = ledger.me
+    if shards is None:
+        return
+    store = StateStore(folder, run)
+    replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
+    see = serve_metrics(config, spec.name, folder, None)
+    state = NodeState(spec, run, replica, store, Events(folder / "events.jsonl", config.name, see=see))
+    logger.info(
+        "murmuration {version}, member {name} ({me}) of cluster {run} ({id}), on {ranks} x {device}, bucket {bucket}",
+        version=version("murmuration-node"),
+        name=config.name,
+        me=me.hex()[:8],
+        run=spec.name,
+        id=run.hex()[:16],
+        ranks=ranks.size,
+        device=describe(ranks.device),
+        bucket=f"{token.endpoint}/{token.bucket}",
+    )
+    with lifetime(state):
+        Member(spec, config.name, state, shards, ledger).run()
+
+
+def _found(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpec, Ledger, Shards | None]:
+    """Return what is in the bucket: the spec, the documents, and the data set; None in its place if the run is closed.
+    A member of the run waits while the store is away. Raises ConfigError, and StorageError for a bucket that does not
+    answer to a newcomer: the token may be wrong."""
+    patience = Patience(REAL, RETRY_SECONDS)
+    while True:
+        try:
+            found = _find(config, token, folder)
+        except AccessDenied:
+            raise
+        except StorageError as fault:
+            if not is_member(folder, token.run_id):
+                raise
+            patience.failed(fault)
+        else:
+            patience.answered()
+            return found
+
+
+def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpec, Ledger, Shards | None]:
+    run, bucket, group = token.run_id, open_shared(token), Group(token.secret)
+    spec = find_spec(bucket, run)
+    require_group(bucket, run, group)
+    ledger = Ledger(bucket, run, group, member_of(folder, run), REAL)
+    try:
+        last = last_round(ledger, spec)
+    except AccessDenied:
+        raise
+    except StorageError:
+        if not is_member(folder, run):
+            raise
+        last = None  # our disk has what the store has lost or cannot read, or tells whom to ask
+    if last is None:
+        return spec, ledger, open_data(config, spec, bucket, folder)
+    logger.info(
+        "the run {run} is closed: round {round} was its last. There is nothing to train; its theta is in the bucket",
+        run=spec.name,
+        round=last,
+    )
+    return spec, ledger, None
+
+
+def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
+    """Build the node and play its rounds. Called on the first rank; the others wait for its calls."""
+    built = build(config, role, ranks)
+    with lifetime(built.node.state):
+        if issubclass(player, Miner):
+            player(built.node, built.shards, speculates=config.miner.speculate).run()
+        else:
+            player(built.node, built.shards).run()
+
+
+@contextmanager
+def lifetime(state: NodeState) -> Iterator[None]:
+    """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. Nothing
+    records a kill."""
+    state.events.emit("started", state.round)
+    fault: str | None = None
+    try:
+        yield
+    except BaseException as error:
+        # An interrupted library call may raise any error.
+        if not (isinstance(error, KeyboardInterrupt) or is_stopping()):
+            fault = str(error) or type(error).__name__
+        raise
+    finally:
+        state.events.emit("stopped", state.round, fault=fault)

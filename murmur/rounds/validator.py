@@ -1,0 +1,134 @@
+"""A validator's rounds: collect the peers' objects, check them, name who may contribute, score, pay and keep.
+
+`Validator.play` is one round from top to bottom; the rules are in docs/protocol.md sections 4, 5, 6 and 9.
+"""
+
+from collections import Counter
+
+from loguru import logger
+
+from gauntlet.agreement import Agreed, abstention
+from gauntlet.checks import Checked
+from gauntlet.observed import Unobserved
+from gauntlet.report import Paid
+from gauntlet.weights import due_from
+from murmur.data.shards import Shards
+from murmur.node.node import Node
+from murmur.node.telemetry import round_line
+from murmur.protocol.errors import ChainError, StorageError
+from murmur.rounds.collect import Collector
+from murmur.rounds.copies import ValidatorCopies
+from murmur.rounds.pay import Pay
+from murmur.rounds.retention import Retention
+from murmur.rounds.score import Scores
+from murmur.rounds.words import Words
+from storage.mirror import Mirror
+
+
+class Validator:
+    """One validator's rounds on a node. The five parts are class attributes, so that a dishonest validator can replace
+    one."""
+
+    collecting: type[Collector] = Collector
+    scoring: type[Scores] = Scores
+    speaking: type[Words] = Words
+    paying: type[Pay] = Pay
+    keeping: type[Retention] = Retention
+
+    def __init__(self, node: Node, shards: Shards) -> None:
+        self.node = node
+        mirror = Mirror(node.doors.bucket, node.run.id, node.time)
+        self.collector = self.collecting(node)
+        self.scores = self.scoring(node, shards)
+        self.copies = ValidatorCopies(node, mirror)
+        self.words = self.speaking(node, self.scores, self.copies)
+        self.pay = self.paying(node)
+        self.keeper = self.keeping(node, shards, mirror)
+        node.before_apply = self.keeper.publish_link
+
+    def run(self) -> None:
+        """Judge every round that is not decided yet, until stopped: block D's state can be read afterwards, keys count
+        until V, and words until X."""
+        self.node.abort_unfinished()
+        while True:
+            try:
+                self.announce()
+                self.play(self.node.next_round(self.node.clock.words_by))
+            except (ChainError, StorageError) as fault:
+                self.node.state.events.emit("interrupted", self.node.state.saved.round, fault=str(fault))
+                self.node.backoff.pause_after(self.node.state.saved.round, fault)
+
+    def announce(self) -> None:
+        """Publish our bucket on chain. By block D of the run's first round also announce us: a validator that has not
+        spoken does not count."""
+        node = self.node
+        me = node.registered()
+        slot = me.slot if me is not None else None
+        said = slot.statement if slot is not None else None
+        word = abstention(0) if node.head() < node.clock.commit_by(0) else said
+        if slot is None or slot.pointer != node.doors.pointer or said != word:
+            node.post(word)
+
+    def play(self, round: int) -> None:
+        """Play one round, from its first block to the state at the start of the next."""
+        node, scores, words, pay = self.node, self.scores, self.words, self.pay
+        if not node.at_tip:
+            words.keep_seat()  # catch-up may take longer than a round
+        node.advance(round)
+        if node.state.saved.round != round:
+            return  # catch-up went further: `round` is over
+        node.look_at_terms(round)
+        seen = self.collector.look(round, scores.book)
+        at_commit, gathered = seen.at_commit, seen.gathered
+        words.ask(round, at_commit, gathered)
+        checked = scores.check(round, gathered)
+        unobserved = scores.unobserved(round, seen, checked)
+        words.hold(round, at_commit, checked)
+        ranking = scores.rank(round, checked)
+        words.speak(round, ranking, at_commit, checked)
+        evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
+        progress = scores.progress(round, checked, ranking, at_commit) if unobserved is None else {}
+        decision = node.decided(round)
+        if decision.selection is not None:
+            self.copies.name(round, decision.selection.contributing)
+        pay.read_back()
+        before, paid = scores.book, None
+        if before.round < round:  # otherwise it was folded before a restart, and judged by another book
+            outcome = scores.outcome(round, at_commit, checked, evaluations, decision, progress)
+            if unobserved is None:
+                scores.fold(outcome)
+                paid = pay.pay(round, scores.book, ranking)
+            else:
+                scores.pass_over(unobserved)
+                paid = pay.nothing()
+            scores.report(outcome, seen, ranking, before, paid, unobserved)
+        node.advance(round + 1)
+        loss = self.keeper.keep(round)
+        self.copies.tell()
+        self.tell(round, checked, len(evaluations), decision, paid, unobserved, loss)
+
+    def tell(
+        self,
+        round: int,
+        checked: Checked,
+        num_evaluated: int,
+        decision: Agreed,
+        paid: Paid | None,
+        unobserved: Unobserved | None,
+        loss: float | None,
+    ) -> None:
+        """Emit and log the round in one line. `paid`: None if that was done before a restart."""
+        node, me = self.node, self.node.registered()
+        event = {
+            "active": len(checked.committed),
+            "evaluated": num_evaluated,
+            "rejected": dict(Counter(str(rejection.reason) for rejection in checked.rejected.values())),
+            "selected": len(decision.selection.contributing) if decision.selection is not None else 0,
+            "unobserved": unobserved,
+            "loss": loss,
+            "set_in": paid.set_in if paid is not None else None,
+            "unrevealed": sum(sent.round != round for sent in node.state.saved.unread),
+            "next_set": due_from(node.run, round + 1, me.last_update) if me is not None else None,
+        }
+        node.state.events.emit("judged", round, **event)
+        logger.info("{line}", line=round_line.line({"event": "judged", "round": round, **event}))

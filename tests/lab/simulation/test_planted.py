@@ -1,0 +1,124 @@
+"""Bugs that are planted on purpose: a simulation that cannot find them proves nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from gauntlet import agreement
+from gauntlet.book import eligible
+from gauntlet.checks import Checked
+from gauntlet.selection import Ranking
+from murmur.cli.main import main
+from murmur.node.fetch.opening import Opened
+from murmur.node.state.node_state import NodeState
+from murmur.protocol.types import Digest, Peer, PeerId
+from murmur.rounds.score import Scores
+from murmur.rounds.words import Words
+
+Broken = dict[str, Any]
+
+
+def broken(capsys: pytest.CaptureFixture[str], *flags: str) -> Broken:
+    """What a short simulation finds."""
+    import json
+
+    main(["simulate", "--json", *flags])
+    return dict(json.loads(capsys.readouterr().out))
+
+
+@contextmanager
+def exactly_half() -> Iterator[None]:
+    """A majority is half."""
+
+    def is_most(self: Any, peers: Sequence[PeerId]) -> bool:
+        return bool(peers) and 2 * sum(self.stakes[peer] for peer in peers) >= sum(self.stakes.values())
+
+    with patch.object(agreement._Tally, "_is_most", is_most):
+        yield
+
+
+@contextmanager
+def veto() -> Iterator[None]:
+    """Whoever finds anybody worthless that sent something names nobody."""
+    real = Words.speak
+
+    def speak(self: Words, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
+        book, rules = self.scores.book, self.node.run.spec_at(round).gauntlet
+        doubts = any(r.evaluations and not eligible(r, rules) for p, r in book.peers.items() if p in checked.committed)
+        real(self, round, Ranking((), (), (), {}) if doubts else ranking, at_commit, checked)
+
+    with patch.object(Words, "speak", speak):
+        yield
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """One validator leaves a payload out when there are four."""
+    real = NodeState.step
+
+    def step(self: NodeState, round: int, outer: Any, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
+        ours = self.store.folder.parts
+        real(self, round, outer, theta, link, opened[1:] if "validator-1" in ours and len(opened) > 3 else opened)
+
+    with patch.object(NodeState, "step", step):
+        yield
+
+
+@contextmanager
+def blind_pay() -> Iterator[None]:
+    """Every round counts as observed."""
+    with patch.object(Scores, "unobserved", lambda self, round, seen, checked: None):
+        yield
+
+
+@contextmanager
+def retraction() -> Iterator[None]:
+    """What a hotkey writes over its word takes that word back."""
+
+    def add(self: Any, post: agreement.Post) -> None:
+        peer, word = post.peer, post.word
+        if peer in self.stakes:
+            self.spoke.add(peer)
+            self.pairs.pop(peer, None)
+            if word.pair is not None:
+                self.pairs[peer], self.names[peer] = word.pair, word.bitmap
+
+    with patch.object(agreement._Tally, "add", add):
+        yield
+
+
+STORM = ("--rounds", "40", "--validators", "3", "--miners", "6", "--faults-per-hour", "125")
+BUGS: Mapping[str, tuple[Any, tuple[str, ...], str]] = {
+    "exactly half": (
+        exactly_half,
+        ("--rounds", "30", "--validators", "2", "--miners", "4", "--seed", "1"),
+        "disagreements",
+    ),
+    "a book that vetoes": (
+        veto,
+        ("--rounds", "12", "--validators", "3", "--miners", "13", "--two-faced", "6", "--faults-per-hour", "0"),
+        "void_unexplained",
+    ),
+    "a retraction that counts": (retraction, (*STORM, "--hostile-stake", "0.33"), "disagreements"),
+    "a skipped payload": (skipped, STORM, "disagreements"),
+    "pay from an unobserved round": (blind_pay, STORM, "unobserved_weights"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bug, flags, where = BUGS[name]
+    with bug():
+        found = broken(capsys, *flags, "--seed", "0")
+    assert found[where] > 0, found["broken"][:3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUGS)
+def test_without_it_nothing_is_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, flags, _ = BUGS[name]
+    assert broken(capsys, *flags, "--seed", "0")["broken"] == []
