@@ -136,7 +136,7 @@ def main() -> None:
         build(folder)
     for name in ("miner-100", "miner-8", "miner-249"):
         began, used = time.perf_counter(), os.times()
-        command = [sys.executable, "-m", "murmur.cli.main", "explain", name, "--run", str(folder)]
+        command = [sys.executable, "-m", "murmur", "explain", name, "--run", str(folder)]
         answer = subprocess.run(command, capture_output=True, text=True)
         now = os.times()
         cpu = now.children_user + now.children_system - used.children_user - used.children_system

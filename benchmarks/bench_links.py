@@ -123,7 +123,7 @@ def measured_rates(path: Path, at_once: int, *words: str) -> Rates:
     command = [
         sys.executable,
         "-m",
-        "murmur.cli.main",
+        "murmur",
         "plan",
         "--spec",
         str(path),

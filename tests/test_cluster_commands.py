@@ -68,7 +68,7 @@ class Machine:
         if program == "torchrun":
             at = words.index("neurons/member.py")
             return [sys.executable, str(ROOT / words[at]), *words[at + 1 :], *LOCALLY["member"]]
-        return [sys.executable, "-m", "murmur.cli.main", *words, *LOCALLY.get(words[1], [])]
+        return [sys.executable, "-m", "murmur", *words, *LOCALLY.get(words[1], [])]
 
     def type(self, command: Command) -> str:
         done = subprocess.run(

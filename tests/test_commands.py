@@ -345,7 +345,7 @@ def test_a_command_of_the_documents_runs(command: Command, place: Path) -> None:
     if program == "python":
         line = [sys.executable, str(ROOT / words[0]), *words[1:]]
     else:
-        line = [sys.executable, "-m", "murmur.cli.main", *words]
+        line = [sys.executable, "-m", "murmur", *words]
     if words[0] == "dashboard":
         show_page(line, place)
         return

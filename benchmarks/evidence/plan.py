@@ -188,7 +188,7 @@ class Plan:
     def blocks(self) -> list[list[Line | Command]]:
         """In the order in which they are run; within a block each line's first seed comes before any second one."""
         found: list[list[Line | Command]] = [
-            [Command(9, "plan", name, ("-m", "murmur.cli.main", "plan", "--spec", name, "--json")) for name in PRESETS],
+            [Command(9, "plan", name, ("-m", "murmur", "plan", "--spec", name, "--json")) for name in PRESETS],
             [self._trials(method, "adamw") for method in TUNED],
             [*self._main(), *self._parts()],
             [*self._peers(1)],

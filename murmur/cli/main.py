@@ -48,16 +48,17 @@ SUBCOMMANDS = (
     Subcommand("explain", "explain how a hotkey is judged, why, and what to do", "murmur.cli.explain.command"),
     Subcommand("export", "write a run's model for other tools, or prove it", "murmur.cli.export.command"),
     Subcommand("localnet", "run a whole network on this machine", "murmur.cli.localnet"),
-    Subcommand("mine", "train in a run: neurons/miner.py", "neurons.miner"),
+    Subcommand("member", "train in a cluster: neurons/member.py", "murmur.cli.member"),
+    Subcommand("mine", "train in a run: neurons/miner.py", "murmur.cli.mine"),
     Subcommand("plan", "show what a run needs: memory, compute, bytes, time", "murmur.cli.plan.command"),
     Subcommand("run", "lead your own run: create, publish, amend, show, void", "murmur.cli.run.command"),
     Subcommand("sft", "fine-tune an export on chats, in stages", "murmur.cli.sft"),
     Subcommand("shards", "build tokenised training data", "murmur.cli.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "murmur.cli.simulate"),
     Subcommand("status", "show a node's round, its last results and its faults", "murmur.cli.status"),
-    Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "neurons.validator"),
+    Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "murmur.cli.validate"),
 )
-PROGRAMS = {one.name: one.module for one in SUBCOMMANDS if one.module.startswith("neurons.")}
+PROGRAMS = {name: f"murmur.cli.{name}" for name in ("mine", "validate", "member")}
 """Subcommands that are node programs: they parse arguments, end and log as the files under neurons/ do."""
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import PeerId, peer_id
 
 NAMES = ("config", "network", "netuid", "owner", "spec", "data", "home")
 
@@ -25,14 +24,6 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", help="the run's spec as a TOML file, instead of --owner")
     parser.add_argument("--data", help="folder of tokenised shards; default: fetched into home from the run's owner")
     parser.add_argument("--home", help="folder for fetched files (default ~/.murmur)")
-
-
-def named_peer(address: str, what: str) -> PeerId:
-    """Return the peer of an SS58 address from an option. Raises ConfigError."""
-    try:
-        return peer_id(address)
-    except ValueError as fault:
-        raise ConfigError(f"{what}: {fault}") from None
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, Any]:

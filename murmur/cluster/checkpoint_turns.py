@@ -8,11 +8,10 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from murmur.cluster.ledger import CALL_SECONDS
-from murmur.cluster.rejoin import SLOWEST_BYTES
-from murmur.cluster.turns import turns
+from murmur.cluster.pace import SLOWEST_BYTES
+from murmur.cluster.turns import CHECKPOINT_ROUNDS_KEPT, turns
 from murmur.node.state.saved import Snapshot
 from murmur.node.sync.checkpoints import Checkpoint, Shown
-from murmur.plan.member import CHECKPOINT_ROUNDS_KEPT
 from murmur.protocol import keys
 from murmur.protocol.types import Digest, PeerId
 from storage.s3 import RangedBucket

@@ -21,11 +21,11 @@ from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import CALL_SECONDS, Ledger
 from murmur.cluster.mean import Mean
 from murmur.cluster.other_members import OtherMembers
-from murmur.cluster.pace import ROUNDS, least_steps, look_seconds, rounds_in, seconds_left
+from murmur.cluster.pace import ROUNDS, SLOWEST_BYTES, least_steps, look_seconds, rounds_in, seconds_left
 from murmur.cluster.presence import GONE_SILENCES, LONGEST_LOOK_BEATS, Presence
 from murmur.cluster.record_log import RecordLog
 from murmur.cluster.recovery import Recovery, RunElsewhere
-from murmur.cluster.rejoin import SLOWEST_BYTES, begin
+from murmur.cluster.rejoin import begin
 from murmur.cluster.store_outage import Patience
 from murmur.data.shards import Shards
 from murmur.node.fetch.opening import open_pinned

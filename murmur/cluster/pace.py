@@ -15,6 +15,8 @@ SPREAD = 1.1
 
 LOOK, SHORTEST_LOOK = 0.05, 0.1
 """Between two looks lies at most this share of a round's inner steps, and at least so many seconds."""
+SLOWEST_BYTES = 125_000.0
+"""Bytes per second of the slowest link that a member waits for: 1 Mb/s."""
 LATE = 0.1
 """A member is late if this share of the others' usual time has passed when it begins a round."""
 

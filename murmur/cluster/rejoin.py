@@ -14,13 +14,13 @@ from loguru import logger
 from gauntlet.agreement import Tip
 from murmur.cluster.amendments import AmendedSpec
 from murmur.cluster.ledger import Ledger, UnreadableRecord
+from murmur.cluster.pace import SLOWEST_BYTES
+from murmur.cluster.turns import CHECKPOINT_ROUNDS_KEPT
 from murmur.data.shards import Fetch
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Snapshot
 from murmur.node.sync.checkpoints import Checkpoint
 from murmur.node.sync.run_discovery import blob_fetcher
-from murmur.plan.member import CHECKPOINT_ROUNDS_KEPT
-from murmur.plan.member import SLOWEST_BYTES as SLOWEST_BYTES
 from murmur.protocol.cluster import ClusterSpec, digest_of
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from murmur.protocol.messages import first_link, link_of

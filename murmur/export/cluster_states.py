@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from murmur.cluster.ledger import Ledger
+from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.rejoin import link_before, theta_of_most, usable
 from murmur.export.states import Named, Rebuilt
 from murmur.node.sync.run_discovery import blob_fetcher
-from murmur.plan.member import SLOWEST_BYTES
 from murmur.protocol.cluster import ClusterSpec, digest_of
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from murmur.protocol.types import Digest

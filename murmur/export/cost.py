@@ -10,9 +10,8 @@ from math import ceil
 
 from murmur.export.recipes import Recipe, Stage
 from murmur.plan.rates import Rate
-from murmur.plan.requirements import last
 from murmur.protocol.spec import ModelSpec, RunSpec
-from murmur.training.memory import PROCESS_BYTES, RESERVE, micro_moments
+from murmur.training.memory import PROCESS_BYTES, RESERVE, largest, micro_moments
 from murmur.training.sizes import BF16, FP32, flops_per_token, layer_parameters
 
 SHARDS = {"parameters": 1, "gradients": 1, "adam_moments": 2}
@@ -93,7 +92,7 @@ def _stage(spec: RunSpec, stage: Stage, gpus: int, gpu_bytes: int, compute: Rate
         flops,
         compute.seconds(flops, gpus),
         _gpu(model, parameters, gpus, 1),
-        last(lambda at_once: fits(gpus, at_once), max(1, stage.sequences // gpus)),
+        largest(lambda at_once: fits(gpus, at_once), max(1, stage.sequences // gpus)),
         next((count for count in range(1, stage.sequences + 1) if fits(count, 1)), None),
     )
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from murmur.cli.plan.command import machine, measured_or_given, rates_table, too_small
+from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.presence import STUCK_SILENCES
 from murmur.plan import presets
-from murmur.plan.member import SLOWEST_BYTES, ClusterPlan
+from murmur.plan.machine import machine, measured_or_given, rates_table, too_small
+from murmur.plan.member import ClusterPlan
 from murmur.plan.requirements import link
 from murmur.plan.timetable import (
     duration,

@@ -7,6 +7,7 @@ inner steps at the same time: the worst case, since payloads that arrive one by 
 from dataclasses import dataclass
 from functools import cached_property
 
+from murmur.cluster.turns import CHECKPOINT_ROUNDS_KEPT
 from murmur.plan.phases import FETCH_THREADS, Phase, TrainerSetting, Work, restart_phases
 from murmur.plan.requirements import DAY_SECONDS, TrainerPlan
 from murmur.plan.timeline import Timed, amount, phase_seconds, schedule
@@ -14,10 +15,6 @@ from murmur.protocol.cluster import ClusterSpec
 from murmur.training.memory import trainer_disk
 from murmur.training.sizes import MemberSizes
 
-SLOWEST_BYTES = 125_000.0
-"""Bytes per second of the slowest link that a member waits for: 1 Mb/s."""
-CHECKPOINT_ROUNDS_KEPT = 2
-"""The newest checkpoints are kept, of this many rounds: the newest may be from a member that computes wrongly."""
 CLOSE_CALLS = 4
 """Requests to close a round: list and read claims, create or read its record, beats."""
 

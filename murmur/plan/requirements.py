@@ -5,7 +5,7 @@ published figures: Covenant-72B (arXiv 2603.08163).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -36,6 +36,7 @@ from murmur.training.memory import (
     fits,
     gpus_needed,
     host_moments,
+    largest,
     trainer_moments,
     trainer_parts,
     trainer_total,
@@ -208,7 +209,7 @@ class TrainerPlan(ABC):
     @property
     def micro_sequences(self) -> int:
         """Most sequences at once that fit into a GPU's memory; 0 when not even one fits."""
-        return last(lambda count: self._fits(self.gpus, count), self.sequences_per_gpu)
+        return largest(lambda count: self._fits(self.gpus, count), self.sequences_per_gpu)
 
     @property
     def gpus_needed(self) -> int | None:
@@ -402,15 +403,6 @@ class Plan(TrainerPlan):
             shards * sizes.shard * DAY_SECONDS / self.round_seconds,
             bool(shards) * self.spec.data.num_tokens * sizes.token,
         )
-
-
-def last(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number of 1 .. most for which `holds`, which is true up to some number; 0 when none."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
 
 
 def _path(timed: dict[str, Timed], last: Timed) -> list[Timed]:

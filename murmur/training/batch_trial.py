@@ -13,11 +13,10 @@ from typing import get_args
 
 import torch
 
-from murmur.plan.requirements import last
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import TrainingSpec
 from murmur.training.inner import autocast
-from murmur.training.memory import CPU_BYTES, RESERVE, cpu_activations, gpu_parts, gpu_total, gpus_needed
+from murmur.training.memory import CPU_BYTES, RESERVE, cpu_activations, gpu_parts, gpu_total, gpus_needed, largest
 from murmur.training.model import Transformer
 from murmur.training.muon_assignment import muon_bytes
 from murmur.training.optimizer import state_shapes
@@ -74,7 +73,7 @@ def fit_planned(spec: TrainingSpec, gpus: int, gpu_bytes: int, most: int) -> Fit
     fits."""
     usable_bytes = (1 - RESERVE) * gpu_bytes
     for recompute in get_args(Recompute):
-        size = last(lambda size: gpu_total(spec, gpus, size, recompute)[0] <= usable_bytes, most)  # noqa: B023
+        size = largest(lambda size: gpu_total(spec, gpus, size, recompute)[0] <= usable_bytes, most)  # noqa: B023
         if size:
             return Fit(size, recompute)
     return None
@@ -83,7 +82,7 @@ def fit_planned(spec: TrainingSpec, gpus: int, gpu_bytes: int, most: int) -> Fit
 def fit_cpu(spec: TrainingSpec, most: int) -> Fit:
     """Find the fit by arithmetic: `most`, or as many sequences as keep activations and logits within CPU_BYTES; at
     least one."""
-    return Fit(max(1, last(lambda size: cpu_activations(spec.model, size) <= CPU_BYTES, most)), "none")
+    return Fit(max(1, largest(lambda size: cpu_activations(spec.model, size) <= CPU_BYTES, most)), "none")
 
 
 def step_on_gpu(

@@ -8,6 +8,7 @@ Host: memory shared by the ranks (murmur/training/host.py), temporary memory of 
 GPU would hold. Pages of mapped files belong to the system and are not counted.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -330,3 +331,12 @@ def trainer_disk(sizes: Trainer) -> dict[str, int]:
 def _consensus_disk(sizes: Trainer) -> dict[str, int]:
     rounds = sizes.spec.checkpoint_rounds + RECENT_ROUNDS
     return {"snapshot": 2 * sizes.consensus, "log": rounds * sizes.opened * sizes.payload}
+
+
+def largest(holds: Callable[[int], bool], most: int) -> int:
+    """Return the largest number of 1 .. most for which `holds`, which is true up to some number; 0 when none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from murmur.cli import network
 from murmur.node.config.adapters import Doors
 from murmur.node.config.settings import NetworkConfig
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.observe.reader import reading
 from murmur.page.live.network import Network
 from murmur.protocol.errors import STATE_PRUNED, ChainError
@@ -33,9 +33,9 @@ def outside(played: FakeNetwork) -> Doors:
     return reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
 
 
-def opened(played: FakeNetwork, doors: Doors | None = None) -> network.Opened:
+def opened(played: FakeNetwork, doors: Doors | None = None) -> OpenedNetwork:
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), device="cpu")
-    return network.Opened(config, Path(), doors or outside(played), played.run)
+    return OpenedNetwork(config, Path(), doors or outside(played), played.run)
 
 
 def read_all(source: Network) -> dict[int, dict[str, Any]]:

@@ -166,7 +166,7 @@ def test_doctor_makes_no_member_of_a_machine(tmp_path: Path) -> None:
 
 def test_a_member_without_its_token_is_told_what_to_do(tmp_path: Path) -> None:
     def member(*more: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "neurons.member", "--home", str(tmp_path), *more]
+        program = [sys.executable, "-m", "murmur", "member", "--home", str(tmp_path), *more]
         return subprocess.run(program, capture_output=True, text=True, timeout=60)
 
     done = member()
@@ -211,7 +211,7 @@ def test_the_demo_ends_with_identical_models_kills_included(tmp_path: Path, spec
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'none'}:{root}"}
     folder = str(tmp_path / "run")
-    demo = ["-m", "murmur.cli.main", "cluster", "demo", "--spec", spec, "--members", "4", "--kill", "2", "--json"]
+    demo = ["-m", "murmur", "cluster", "demo", "--spec", spec, "--members", "4", "--kill", "2", "--json"]
     done = subprocess.run(
         [sys.executable, *demo, "--folder", folder],
         env=environment,

@@ -60,7 +60,7 @@ def all_helps() -> list[list[str]]:
 
 def murmur(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "murmur.cli.main", *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "murmur", *words], capture_output=True, text=True, timeout=120, check=False
     )
 
 

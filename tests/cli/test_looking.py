@@ -17,6 +17,7 @@ from murmur.cli.explain import account
 from murmur.cli.explain import command as explain
 from murmur.cli.main import main
 from murmur.node.config.settings import NetworkConfig
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.observe.reader import reading
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError, ConfigError
@@ -38,7 +39,7 @@ def murmur(
     doors = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), data=played.data, device="cpu")
     names = {member.peer: name for name, member in played.members.items()}
-    there = network.Opened(config, tmp_path, doors, played.run, names)
+    there = OpenedNetwork(config, tmp_path, doors, played.run, names)
     monkeypatch.setattr(network, "open_network", lambda program, options: there)
 
     def call(*words: str) -> tuple[int, str]:

@@ -52,7 +52,7 @@ def test_one_seed_is_one_history_in_any_process(capsys: pytest.CaptureFixture[st
     command.run(options(*words))
     here = json.loads(capsys.readouterr().out)
     done = subprocess.run(
-        [sys.executable, "-m", "murmur.cli.main", "simulate", *words],
+        [sys.executable, "-m", "murmur", "simulate", *words],
         env={**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"},
         capture_output=True,
         text=True,

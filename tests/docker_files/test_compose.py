@@ -328,7 +328,7 @@ def test_the_image_installs_what_make_setup_installs_but_the_tools_of_developers
     """What the project depends on comes before its sources, in a layer that a change of those leaves alone."""
 
     def steps(text: str) -> list[str]:
-        found = re.findall(r"(?:pip install (?:-q )?-c|python -m chain)[^\n&;]*", text)
+        found = re.findall(r"(?:pip install (?:-q )?-c|python -m murmur.lab.devnet)[^\n&;]*", text)
         found = [
             re.sub(r' -q| --no-deps| \$\{TORCH_INDEX:\+--index-url "\$TORCH_INDEX"\}', "", step).strip()
             for step in found
@@ -406,7 +406,7 @@ def test_a_node_is_healthy_while_it_counts(outcome: str | None, healthy: bool, t
         for round in range(5):
             events.emit("round_outcome", round, outcome=outcome, next_set=None)
     for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}):
-        command = [sys.executable, "-m", "murmur.cli.main", *words[1:]]
+        command = [sys.executable, "-m", "murmur", *words[1:]]
         result = subprocess.run(command, cwd=ROOT, env=environment, timeout=120)
         assert (result.returncode == 0) == healthy
 

@@ -383,7 +383,7 @@ def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_fold
     words = ["sft", str(base), "--data", str(data), "--recipe", "toy", "--replay", str(data_folder), "--device", "cpu"]
 
     def start(out: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "murmur.cli.main", *words, "--out", str(tmp_path / out)]
+        command = [sys.executable, "-m", "murmur", *words, "--out", str(tmp_path / out)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
 
     whole = start("whole")
@@ -420,7 +420,7 @@ def test_two_processes_learn_what_one_does(base: Path, data_folder: Path, tmp_pa
     words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
     words += ["--replay", str(data_folder), "--out"]
     for out, ranks in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])):
-        command = [sys.executable, *ranks, "-m", "murmur.cli.main", *words, str(tmp_path / out)]
+        command = [sys.executable, *ranks, "-m", "murmur", *words, str(tmp_path / out)]
         subprocess.run(command, check=True, timeout=500, env=os.environ)
     for one, two in zip(steps_of(tmp_path / "one"), steps_of(tmp_path / "two"), strict=True):
         assert (one["step"], one["lr"]) == (two["step"], two["lr"])

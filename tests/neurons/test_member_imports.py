@@ -12,8 +12,8 @@ OF_THE_CHAIN = ("bittensor", "bittensor_core", "websockets")
 """What the extra `chain` installs."""
 DEMO = "murmur.lab.localnet.cluster"
 OF_A_CLUSTER = (
-    "neurons.member",
-    "murmur.rounds.start",
+    "murmur.cli.member",
+    "murmur.cluster.start",
     "murmur.cluster.member",
     "murmur.cli.main",
     "murmur.cli.cluster.command",

@@ -252,7 +252,7 @@ def test_a_killed_publication_goes_on(world: World, tmp_path: Path) -> None:
     theta = keys.blob(open_folder(folder).theta)
     words = ["run", "publish", str(folder), "--start-in", "25", "--replace", "--config", str(world.config)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "murmur.cli.main", *words],
+        [sys.executable, "-m", "murmur", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
     )

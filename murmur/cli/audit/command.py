@@ -3,6 +3,7 @@
 import argparse
 
 from murmur.cli import peer_options
+from murmur.node.observe.opened_network import named_peer
 
 LAST = "last"
 
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     audited."""
     peer_options.flags_of(options)
     if options.run is None and options.validator is not None:
-        peer_options.named_peer(options.validator, "--validator")
+        named_peer(options.validator, "--validator")
     from murmur.cli.audit.verdicts import show  # torch, which a mistyped hotkey should not wait for
 
     return show(options.validator, options)

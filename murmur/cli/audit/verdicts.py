@@ -13,6 +13,7 @@ from murmur.cli import network
 from murmur.data.shards import Shards
 from murmur.node.config.device import choose_device
 from murmur.node.observe.audit_inputs import Audited, audit_round, last_reported
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.sync.dataset import open_data
 from murmur.protocol.errors import ChainError, ConfigError, StorageError
 from murmur.protocol.run import Run
@@ -41,7 +42,7 @@ def show(who: str | None, options: argparse.Namespace) -> int:
     return 1 if any(audited.differs for audited in audits) else 0
 
 
-def _shards(there: network.Opened) -> Shards | None:
+def _shards(there: OpenedNetwork) -> Shards | None:
     """Return the data set; None where it is not published or not reachable: everything but the scores can be checked
     without."""
     data = there.config.data

@@ -20,7 +20,6 @@ from murmur.cli.doctor.slow_checks import (
     tried_words,
     versions,
 )
-from murmur.cli.plan.command import tell
 from murmur.cluster.amendments import AmendedSpec, AmendmentLost
 from murmur.cluster.bootstrap import (
     OWN_GROUP,
@@ -39,6 +38,7 @@ from murmur.node.doctor import machine
 from murmur.node.doctor.finding import Advice, Check, Examined, Fault, Finding, Status
 from murmur.node.program import process
 from murmur.plan.cluster import refusals
+from murmur.plan.machine import tell
 from murmur.plan.measure import measure
 from murmur.plan.member import ClusterPlan
 from murmur.plan.rates import Rates

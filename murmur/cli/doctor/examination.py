@@ -11,11 +11,11 @@ from shutil import get_terminal_size
 
 from murmur.cli.doctor import slow_checks
 from murmur.cli.doctor.slow_checks import Thorough
-from murmur.cli.plan.command import tell
 from murmur.node.config.settings import load
 from murmur.node.doctor.finding import Check, Examined, Finding, Status
 from murmur.node.doctor.start import CHECKS
 from murmur.node.program import process
+from murmur.plan.machine import tell
 from murmur.protocol.errors import ConfigError
 
 NAME_WIDTH = 11

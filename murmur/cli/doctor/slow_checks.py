@@ -8,11 +8,11 @@ from typing import Protocol
 
 import torch
 
-from murmur.cli.plan.command import refusals
 from murmur.node.doctor.bucket import ENDPOINT, POINTER_FIX
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import Advice, Check, Fault
 from murmur.plan.measure import Measured, Planned, measure
+from murmur.plan.network import refusals
 from murmur.plan.rates import Rate, Rates
 from murmur.plan.requirements import Plan
 from murmur.plan.timetable import duration

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from murmur.cli import network
 from murmur.cli.export.exports import data_of, open_source, tell
 from murmur.export.evaluate import parse_tasks, require
 from murmur.export.follow import Evaluation
 from murmur.export.rows import described
 from murmur.export.states import States
 from murmur.export.tokenizer import run_tokenizer
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.page.evaluations import in_folder, in_home
 from murmur.protocol.errors import ChainError, StorageError
 from murmur.training.evaluate import held_out_sequences
@@ -56,7 +56,7 @@ def evaluate_run(options: argparse.Namespace, evaluator: Mapping[str, Any]) -> i
     return 0
 
 
-def rows_of(there: network.Opened) -> Path:
+def rows_of(there: OpenedNetwork) -> Path:
     """Return the file of a run's evaluations: in its run folder, or in the home of the evaluating process."""
     return in_folder(there.home) if there.recorded else in_home(there.home, there.run.id)
 
@@ -66,7 +66,7 @@ def _say(row: dict[str, object], options: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
-def _followed(there: network.Opened, evaluation: Evaluation) -> Iterator[dict[str, object]]:
+def _followed(there: OpenedNetwork, evaluation: Evaluation) -> Iterator[dict[str, object]]:
     """Yield rows as they appear. Only a local network's end can be detected."""
     clock = there.run.first.clock
     pause = max(SHORTEST_LOOK_SECONDS, clock.round_blocks * clock.block_seconds / LOOKS_A_ROUND)

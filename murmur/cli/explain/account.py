@@ -9,6 +9,7 @@ from gauntlet.agreement import mirrors
 from murmur.cli import network
 from murmur.node.fetch.reports import Reports
 from murmur.node.fetch.sources import Sources
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.protocol.errors import ChainError, ConfigError
 from murmur.protocol.ports import Chain
 from murmur.protocol.types import Peer, PeerId, hotkey
@@ -77,6 +78,6 @@ def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) ->
     return f"on chain: {100 * share:.2f} % of this validator's weights{newer}"
 
 
-def _titled(there: network.Opened, peer: PeerId) -> str:
+def _titled(there: OpenedNetwork, peer: PeerId) -> str:
     name = there.names.get(peer)
     return f"{name} ({hotkey(peer)})" if name else hotkey(peer)

@@ -4,6 +4,7 @@ and what to do next."""
 import argparse
 
 from murmur.cli import peer_options
+from murmur.node.observe.opened_network import named_peer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the account. Raises ConfigError when no validator reports on this hotkey."""
     peer_options.flags_of(options)
     if options.run is None:
-        peer_options.named_peer(options.miner, "MINER")
+        named_peer(options.miner, "MINER")
     from murmur.cli.explain.account import show  # torch, which a mistyped hotkey should not wait for
 
     return show(options.miner, options)

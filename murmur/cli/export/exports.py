@@ -21,6 +21,7 @@ from murmur.export.origin import ORIGIN, Origin
 from murmur.export.states import States
 from murmur.export.tokenizer import MAX_BYTES, run_tokenizer
 from murmur.export.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.sync.dataset import RemoteShards
 from murmur.protocol.cluster import ClusterSpec, digest_of
 from murmur.protocol.errors import ChainError, ConfigError, OutOfSync, StorageError
@@ -121,7 +122,7 @@ def _of_cluster(token: Token, options: argparse.Namespace) -> Source:
     )
 
 
-def open_source(options: argparse.Namespace, source: str, netuid: str | None) -> network.Opened:
+def open_source(options: argparse.Namespace, source: str, netuid: str | None) -> OpenedNetwork:
     """Open the run given by a run folder, a node's file or its owner's hotkey. Raises ConfigError, ChainError."""
     path = Path(source)
     folder, file = (path if path.is_dir() else None), (source if path.is_file() else None)
@@ -133,7 +134,7 @@ def open_source(options: argparse.Namespace, source: str, netuid: str | None) ->
     return network.open_network("murmur export", wanted)
 
 
-def data_of(there: network.Opened, options: argparse.Namespace) -> AbstractContextManager[tuple[Shards, Path]]:
+def data_of(there: OpenedNetwork, options: argparse.Namespace) -> AbstractContextManager[tuple[Shards, Path]]:
     """Yield the run's data set, the operator's or the part available in the owner's and validators' buckets, and a
     folder with its tokenizer's files. Raises ConfigError, and StorageError where no source has them."""
     digest = Digest(bytes.fromhex(there.run.first.data.index))

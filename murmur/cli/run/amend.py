@@ -5,7 +5,6 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from murmur.cli.plan.command import planned, refusals
 from murmur.cli.run import questions
 from murmur.cli.run.questions import say
 from murmur.node.chain import subnet_terms
@@ -26,6 +25,7 @@ from murmur.owner.amend import (
 from murmur.owner.folder import RunFolder, open_folder
 from murmur.owner.publish import announce, await_named, name
 from murmur.owner.records import records, stated, was_agreed
+from murmur.plan.network import planned, refusals
 from murmur.plan.timetable import duration
 from murmur.protocol.errors import ChainError, ConfigError, StorageError
 from murmur.protocol.run import Amendment, Run

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from murmur.cli import peer_options
-from murmur.cli.plan.command import add_machine
 from murmur.configs import presets
 from murmur.node.config import settings
 from murmur.owner.folder import DRAFT
+from murmur.plan.machine import add_machine
 from murmur.protocol.errors import ConfigError
 
 

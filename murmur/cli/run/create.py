@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from murmur.cli.plan.command import planned, refusals
 from murmur.cli.run import questions
 from murmur.cli.run.questions import say
 from murmur.configs import presets
@@ -24,6 +23,7 @@ from murmur.node.program.assemble import on_ranks
 from murmur.owner.draft import Place, draft, look, require_turns
 from murmur.owner.folder import AMENDMENTS, DATA, DRAFT, OWNER, THETA, finish, to_toml, write
 from murmur.owner.theta import make_theta
+from murmur.plan.network import planned, refusals
 from murmur.plan.timetable import duration
 from murmur.protocol.errors import ChainError, ConfigError
 from murmur.protocol.ports import Chain

@@ -9,6 +9,7 @@ from murmur.cli.evaluate.checkpoints import rows_of
 from murmur.cli.run.amend import described, when_settled
 from murmur.export.rows import described as described_row
 from murmur.export.rows import read_rows
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.sync.amendments import owner_slot
 from murmur.owner.amend import Standing, standing
 from murmur.owner.draft import NOBODYS_THETA
@@ -84,7 +85,7 @@ def _time(now: Standing) -> list[str]:
     return [*lines, f"now        round {round}, block {now.block - clock.start(round)} of {clock.round_blocks}"]
 
 
-def _links(there: network.Opened, run: Run, newest: Stated | None, block: int) -> list[str]:
+def _links(there: OpenedNetwork, run: Run, newest: Stated | None, block: int) -> list[str]:
     slot = owner_slot(run.first.owner_id, there.doors.chain.peers(block))
     if slot is None or slot.pointer is None:
         bucket = "none: the owner's slot names no bucket"

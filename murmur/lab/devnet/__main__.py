@@ -1,4 +1,5 @@
-"""`python -m chain.devnet`: run the development chain. Heavy imports happen only after the arguments are validated."""
+"""`python -m murmur.lab.devnet`: run the development chain. Heavy imports happen only after the arguments are
+validated."""
 
 import argparse
 import asyncio
@@ -13,7 +14,7 @@ from murmur.protocol.errors import ConfigError
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m chain.devnet",
+        prog="python -m murmur.lab.devnet",
         description="A single-operator development chain (not consensus) that the bittensor SDK takes for a subtensor "
         "node. Listens on 127.0.0.1 and prints one JSON line with its url when it is ready.",
     )

@@ -1,6 +1,6 @@
 """The runtime metadata that the devnet uses: fetched once at set-up, checked, cached outside the source tree.
 
-`python -m chain.devnet.metadata` takes it from the bittensor SDK's *source distribution* with pip, from pip's
+`python -m murmur.lab.devnet.metadata` takes it from the bittensor SDK's *source distribution* with pip, from pip's
 configured index. That distribution's test fixtures hold the metadata of a real subtensor runtime; the wheel does not.
 The bytes are pinned by digest, so their origin does not matter. It is never committed: it is the SDK's, not ours.
 """
@@ -24,7 +24,7 @@ SPEC_NAME = "node-subtensor"
 METADATA_SHA256 = "0d812a161c40efbe58ac13785cb579ab79b0bc7c4b57f5bcd27981501a8c8ca8"
 """Digest of the `MetadataVersioned` bytes (version 15), magic included."""
 
-COMMAND = "python -m chain.devnet.metadata"
+COMMAND = "python -m murmur.lab.devnet.metadata"
 
 
 def cache_path() -> Path:

@@ -116,7 +116,7 @@ def program(folder: Path, name: str, *, token: Path | None = None, data: Path | 
     folder of the data set, if it does not fetch it."""
     words = {"--token-file": token or folder / "token", "--name": name, "--home": folder / "nodes" / name}
     words |= {"--device": "cpu"} | ({} if data is None else {"--data": data})
-    return ["-m", "neurons.member", *(str(word) for pair in words.items() for word in pair)]
+    return ["-m", "murmur", "member", *(str(word) for pair in words.items() for word in pair)]
 
 
 def _kills(

@@ -1,7 +1,7 @@
 """Dishonest and broken miners for the local network. Each wraps the honest miner and overrides one step; honest code
 has no branch for any of them.
 
-`python -m localnet.faults KIND --config FILE`
+`python -m murmur.lab.localnet.faults KIND --config FILE`
 """
 
 import os
@@ -9,7 +9,6 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +17,14 @@ from murmur.data.shards import Shards
 from murmur.node.config.settings import load
 from murmur.node.fetch.payloads import gather_pinned
 from murmur.node.node import Node
-from murmur.node.program.assemble import on_ranks
 from murmur.node.program.process import log_to_stderr, run_program
 from murmur.node.state.saved import SealedRound
 from murmur.protocol.assignment import Draw, page_at
 from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.messages import ENVELOPE_BYTES
 from murmur.protocol.types import SIGNATURE_BYTES, Commitment, Page
-from murmur.rounds import start
+from murmur.rounds import start_miner
 from murmur.rounds.miner import Miner
-from neurons.miner import SUMMARY
 from sparseloco import ops
 from sparseloco.update import Update
 
@@ -210,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in KINDS:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
-    config = load("neurons/miner.py", SUMMARY, words[1:], os.environ)
+    config = load("python -m murmur.lab.localnet.faults KIND", __doc__ or "", words[1:], os.environ)
     log_to_stderr(config.log_level)
-    on_ranks(config.codec, config.device, partial(start.play, config, "miner", KINDS[words[0]]))
+    start_miner.start(config, KINDS[words[0]])
 
 
 if __name__ == "__main__":

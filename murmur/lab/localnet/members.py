@@ -16,6 +16,9 @@ from murmur.protocol.types import PeerId, hotkey
 if TYPE_CHECKING:
     from bittensor.wallet import Wallet
 
+COMMANDS = {"miner": "mine", "validator": "validate"}
+"""The subcommand of `murmur` that plays a role."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -132,7 +135,7 @@ def program(member: Member) -> list[str]:
     what = (
         [*_module(member, "murmur.lab.localnet.faults"), member.fault]
         if member.fault
-        else _module(member, f"neurons.{member.role}")
+        else [*_module(member, "murmur"), COMMANDS[member.role]]
     )
     return [*what, "--config", str(member.config)]
 

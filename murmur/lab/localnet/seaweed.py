@@ -1,6 +1,6 @@
 """The local network's S3 server: SeaweedFS on 127.0.0.1, with a bucket and two keys for each peer.
 
-    python -m localnet.seaweed --folder FOLDER NAME..
+    python -m murmur.lab.localnet.seaweed --folder FOLDER NAME..
 
 Each name gets a bucket of that name, a key that may read and write it, and a key that may only read it.
 FOLDER/ready.json (murmur/lab/localnet/store.py), readable by its owner alone, is written once the server serves them. A
@@ -52,7 +52,9 @@ _LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "ma
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT (status 0), or until the server dies (1)."""
-    parser = argparse.ArgumentParser(prog="python -m localnet.seaweed", description="S3 server of a local network")
+    parser = argparse.ArgumentParser(
+        prog="python -m murmur.lab.localnet.seaweed", description="S3 server of a local network"
+    )
     parser.add_argument("--folder", type=Path, required=True, help="folder for the server's data; ready.json")
     parser.add_argument("names", nargs="+", metavar="NAME", help="a peer: 3 to 63 of a-z, 0-9 and '-'")
     options = parser.parse_args(arguments)

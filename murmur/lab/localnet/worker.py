@@ -1,6 +1,7 @@
 """One node's process on a local network: a measured rehearsal, then the real program.
 
-`python -m localnet.worker ROLE --config FILE [--draft SPEC --ready FILE --go FILE] [--fault KIND] [--own-link]`
+`python -m murmur.lab.localnet.worker ROLE --config FILE [--draft SPEC --ready FILE --go FILE] [--fault KIND]
+[--own-link]`
 
 Before the spec is sealed, the length that a round needs on this machine is unknown. So every process does a round's
 work a few times, all concurrently, over the real chain and store, and writes the seconds to a file. When the go file
@@ -38,7 +39,7 @@ from murmur.protocol.assignment import page_at
 from murmur.protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
 from murmur.protocol.spec import RunSpec, parse_text
 from murmur.protocol.types import Digest, Page, PeerId
-from murmur.rounds import start
+from murmur.rounds import start_miner, start_validator
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
 from murmur.training import checkpoint
@@ -60,7 +61,9 @@ POLL_SECONDS = 0.05
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Rehearse, wait for the spec, then run the program."""
-    parser = argparse.ArgumentParser(prog="python -m localnet.worker", description="one node of a local network")
+    parser = argparse.ArgumentParser(
+        prog="python -m murmur.lab.localnet.worker", description="one node of a local network"
+    )
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("--config", required=True)
     parser.add_argument("--draft", type=Path, help="rehearse: the run's spec as far as it is known")
@@ -84,16 +87,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             while not options.go.exists():
                 time.sleep(POLL_SECONDS)
             shutil.rmtree(config.home / KEY)
-        start.play(config, options.role, program(options.role, options.fault), ranks)
+        if options.role == "validator":
+            start_validator.play(config, Validator, ranks)
+        else:
+            start_miner.play(config, KINDS[options.fault] if options.fault else Miner, ranks)
 
     on_ranks(config.codec, config.device, live)
-
-
-def program(role: str, fault: str | None) -> start.Player:
-    """Return the class that plays a role's rounds; a faulty miner when a fault is given."""
-    if fault is not None:
-        return KINDS[fault]
-    return Miner if role == "miner" else Validator
 
 
 def reach_all_at(endpoint: str) -> None:

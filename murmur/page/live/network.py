@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from murmur.cli.network import Opened
 from murmur.node.observe.history import HISTORY_ROUNDS, History, HistoryEvent
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.page.evaluations import Evaluations, in_home
 from murmur.page.live.follower import SHORTEST_LOOK_SECONDS, Follower
 from murmur.page.source import PORTION_BYTES
@@ -27,10 +27,10 @@ class Network(Follower):
     what = "network"
     rounds_kept = HISTORY_ROUNDS
 
-    def __init__(self, where: str, open: Callable[[], Opened]) -> None:
+    def __init__(self, where: str, open: Callable[[], OpenedNetwork]) -> None:
         super().__init__()
         self._where, self._open = where, open
-        self._there: Opened | None = None
+        self._there: OpenedNetwork | None = None
         self._history: History | None = None
         self._evaluations: Evaluations | None = None
         self._rows: OrderedDict[tuple[int, str], bytes] = OrderedDict()

@@ -58,7 +58,7 @@ def test_what_the_operator_has_to_fix_is_one_line_and_exit_status_2(tmp_path: Pa
     for arguments, environment, expected in (
         (new, {}, "--genesis"),
         ([*new, "--genesis", str(broken)], {}, "not a devnet genesis"),
-        (new, {"XDG_CACHE_HOME": str(tmp_path)}, "python -m chain.devnet.metadata"),
+        (new, {"XDG_CACHE_HOME": str(tmp_path)}, "python -m murmur.lab.devnet.metadata"),
     ):
         done = run(*arguments, **environment)
         assert done.returncode == 2

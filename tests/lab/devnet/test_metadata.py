@@ -41,7 +41,7 @@ def test_the_pinned_metadata_is_that_of_the_runtime_the_devnet_claims_to_be(code
 
 def test_a_missing_cache_names_the_command_that_fills_it(cache: Path) -> None:
     assert not cache.exists()
-    with pytest.raises(ConfigError, match=r"python -m chain\.devnet\.metadata"):
+    with pytest.raises(ConfigError, match=r"python -m murmur\.lab\.devnet\.metadata"):
         metadata.load_metadata()
 
 

@@ -26,7 +26,7 @@ class Run:
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder = folder
         self._screen = folder.with_name(f"{folder.name}.screen")
-        command = [sys.executable, "-m", "murmur.cli.main", "localnet", "--folder", str(folder), *words]
+        command = [sys.executable, "-m", "murmur", "localnet", "--folder", str(folder), *words]
         with self._screen.open("wb") as screen:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=screen, stderr=screen, start_new_session=True

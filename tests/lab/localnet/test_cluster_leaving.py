@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 PROGRAM = """
 import os, sys, time
-from neurons.member import main
+from murmur.cli.member import main
 from node.program.process import run_program
 from rounds.contribution import Training
 

@@ -21,7 +21,7 @@ SECONDS = 240.0
 @contextmanager
 def page(*words: str) -> Iterator[str]:
     """Address of `murmur dashboard` with these words."""
-    command = [sys.executable, "-m", "murmur.cli.main", "dashboard", *words, "--port", "0"]
+    command = [sys.executable, "-m", "murmur", "dashboard", *words, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

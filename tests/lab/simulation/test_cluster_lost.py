@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from murmur.cli.cluster.requests import standing
+from murmur.cluster import start
 from murmur.cluster.amendments import AmendmentLost
 from murmur.cluster.checkpoint_turns import MemberShelf, newest_shown
 from murmur.cluster.group_keys import Token
@@ -23,7 +24,6 @@ from murmur.protocol import keys
 from murmur.protocol.cluster import Amendment
 from murmur.protocol.errors import StorageError
 from murmur.protocol.types import Digest, PeerId
-from murmur.rounds import start
 from tests.lab.simulation.test_cluster import Watched, assert_one_history, has_records
 from tests.lab.simulation.test_cluster_requests import LAST, SLOWER, owner
 

@@ -207,7 +207,7 @@ def test_a_closed_clusters_members_all_end_after_the_same_round_with_its_theta_i
     assert closed(watched) == 1
     assert not [event for event in watched.events if event[1] == "ended"]  # none by a fault
     count = len(watched.records())
-    cluster.start(watched.machine(1))  # past the look of murmur/rounds/start.py, it ends again
+    cluster.start(watched.machine(1))  # past the look of murmur/cluster/start.py, it ends again
     watched.play(lambda: not watched.machine(1).up)
     assert len(watched.records()) == count
     cluster.close()

@@ -1,7 +1,5 @@
-"""Start a miner, a validator or a member from its configuration; it plays its rounds until it is stopped."""
+"""Start a cluster's member from its configuration; it plays its rounds until it is stopped."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,34 +14,19 @@ from murmur.cluster.rejoin import last_round
 from murmur.cluster.store_outage import Patience
 from murmur.data.shards import Shards
 from murmur.node.config.device import describe
-from murmur.node.config.settings import ClusterConfig, NodeConfig, home
-from murmur.node.program.assemble import build, on_ranks, serve_metrics, zeros
-from murmur.node.program.process import is_stopping
+from murmur.node.config.settings import ClusterConfig, home
+from murmur.node.program.assemble import on_ranks, serve_metrics, zeros
+from murmur.node.program.lifetime import lifetime
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
 from murmur.node.telemetry.events import Events
 from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import AccessDenied, StorageError
-from murmur.rounds.miner import Miner
-from murmur.rounds.validator import Validator
-from murmur.training.memory import Role
 from murmur.training.parallel import Ranks
 from murmur.training.replica import Replica
 from storage.realtime import REAL
 
 RETRY_SECONDS = 5.0
-
-Player = type[Miner] | type[Validator]
-
-
-def miner(config: NodeConfig) -> None:
-    """Connect, catch up and mine, on all ranks."""
-    on_ranks(config.codec, config.device, partial(play, config, "miner", Miner))
-
-
-def validator(config: NodeConfig) -> None:
-    """Connect, catch up and judge, on all ranks."""
-    on_ranks(config.codec, config.device, partial(play, config, "validator", Validator))
 
 
 def member(config: ClusterConfig) -> None:
@@ -118,30 +101,3 @@ def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpe
         round=last,
     )
     return spec, ledger, None
-
-
-def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
-    """Build the node and play its rounds. Called on the first rank; the others wait for its calls."""
-    built = build(config, role, ranks)
-    with lifetime(built.node.state):
-        if issubclass(player, Miner):
-            player(built.node, built.shards, speculates=config.miner.speculate).run()
-        else:
-            player(built.node, built.shards).run()
-
-
-@contextmanager
-def lifetime(state: NodeState) -> Iterator[None]:
-    """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. Nothing
-    records a kill."""
-    state.events.emit("started", state.round)
-    fault: str | None = None
-    try:
-        yield
-    except BaseException as error:
-        # An interrupted library call may raise any error.
-        if not (isinstance(error, KeyboardInterrupt) or is_stopping()):
-            fault = str(error) or type(error).__name__
-        raise
-    finally:
-        state.events.emit("stopped", state.round, fault=fault)
