@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from murmur.chain import reading
-from murmur.chain.archives import Archives
+from murmur.chain.archives import Archives, StateReader
 from murmur.chain.connection import Connection
 from murmur.chain.extrinsics import Call, send_call
 from murmur.chain.finality import Finality, remember
@@ -50,7 +50,7 @@ def open_chain(
 ) -> "SubtensorChain":
     """Open a chain by network name ("finney", "test", "local") or ws:// URL. Connects on first use.
 
-    - `wallet`: signs with its hotkey (chain.keys.open_wallet); None gives a read-only chain.
+    - `wallet`: signs with its hotkey (murmur.chain.keys.open_wallet); None gives a read-only chain.
     - `local`: the run's spec says that it is local, so weights may be sealed to the chain's own beacon.
     - `fallback_endpoints`: replace the public fall-back endpoints that the SDK has for a named network.
     - `archives`: replace its public archives. URLs of nodes that are asked for state that the chain's node has pruned,
@@ -62,8 +62,8 @@ def open_chain(
         require_sdk()
         substrate_factory = _rpc_factory(network, tuple(fallback_endpoints))
     asked = Archives(lambda genesis: _open_archives(network, archives, call_timeout_seconds, genesis))
-    connection = Connection(network, call_timeout_seconds, substrate_factory, archives=asked)
-    return SubtensorChain(connection, netuid, wallet, local)
+    connection = Connection(network, call_timeout_seconds, substrate_factory)
+    return SubtensorChain(connection, netuid, wallet, local, asked)
 
 
 def _open_archives(
@@ -105,24 +105,32 @@ def _rpc_factory(network: str, fallbacks: tuple[str, ...]) -> "Callable[[], Subs
 
 
 class SubtensorChain:
-    """protocol.ports.Chain over bittensor. Thread-safe; submissions are made one at a time."""
+    """murmur.protocol.ports.Chain over bittensor. Thread-safe; submissions are made one at a time."""
 
-    def __init__(self, connection: Connection, netuid: int, wallet: "Wallet | None", local: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        netuid: int,
+        wallet: "Wallet | None",
+        local: bool,
+        archives: Archives | None = None,
+    ) -> None:
         self.netuid = netuid
-        self._connection = connection
+        self._connection, self._archives = connection, archives
+        self._state = StateReader(connection, archives)
         self._wallet = wallet
         self._local = local
-        self._finality = Finality(connection, self._forget)
+        self._finality = Finality(connection, self._state, self._forget)
         self._submissions = Submissions(connection)
         self._peers: OrderedDict[int, tuple[Peer, ...]] = OrderedDict()
 
     def as_local(self) -> "SubtensorChain":
         """Return this chain for a run whose spec says that it is local, over the same connection."""
-        return SubtensorChain(self._connection, self.netuid, self._wallet, True)
+        return SubtensorChain(self._connection, self.netuid, self._wallet, True, self._archives)
 
     def close(self) -> None:
-        """Drop the connection. The chain stays usable: the next call opens a new one."""
-        self._connection.close()
+        """Drop the connections. The chain stays usable: the next call opens new ones."""
+        self._state.close()
 
     # --- reads ---------------------------------------------------------------------------------------------------
 
@@ -201,7 +209,7 @@ class SubtensorChain:
         """Return network or URL of the node that serves the state of a final block: the chain's own, or an archive.
         Raises ChainError, with the code STATE_PRUNED when none does."""
         block_hash = self._finality.hash(block)
-        return self._connection.read(lambda session: reading.header(session, block, block_hash), block)[1]
+        return self._state.read(lambda session: reading.header(session, block, block_hash), block)[1]
 
     def balance(self) -> int:
         address = self._signing_wallet().hotkey.ss58_address
@@ -275,7 +283,7 @@ class SubtensorChain:
     def _read(self, block: int, read: Callable[[Session, str], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `read` for the final block of this number, given its hash."""
         block_hash = self._finality.hash(block)
-        return self._connection.read(lambda session: read(session, block_hash), block)[0]
+        return self._state.read(lambda session: read(session, block_hash), block)[0]
 
     def _submit_own(self, wallet: "Wallet", send: Send, written: Written) -> int:
         """Submit a call of our hotkey, whose owner pays the fees."""

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from murmur.chain.extrinsics import refused
 from murmur.chain.reading import hash_bytes
 from murmur.chain.session import Session
-from murmur.protocol.errors import STATE_PRUNED, ChainError
+from murmur.protocol.errors import ChainError
 
 if TYPE_CHECKING:
     from bittensor import Substrate
-
-    from murmur.chain.archives import Archives
 
 T = TypeVar("T")
 Call = Callable[[Session], Coroutine[Any, Any, T]]
@@ -36,7 +34,6 @@ class Connection:
         substrate_factory: "Callable[[], Substrate]",
         *,
         genesis: bytes | None = None,
-        archives: "Archives | None" = None,
     ) -> None:
         self.network = network
         self.timeout_seconds = timeout_seconds
@@ -44,12 +41,9 @@ class Connection:
         self._session: Session | None = None
         self._lock = threading.Lock()
         self._genesis = genesis
-        self._archives = archives
 
     def close(self) -> None:
-        """Drop the session, and those to archives. The next call opens a new one."""
-        if self._archives is not None:
-            self._archives.close()
+        """Drop the session. The next call opens a new one."""
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -75,16 +69,6 @@ class Connection:
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         with self.session(seconds, block) as session:
             return session.run(call, seconds)
-
-    def read(self, call: Call[T], block: int) -> tuple[T, str]:
-        """Read state at a block whose hash is known; return the answer and its endpoint. The endpoint is an archive
-        where the chain's own node has pruned the block. Every failure is a ChainError."""
-        try:
-            return self.call(call, block=block), self.network
-        except ChainError as fault:
-            if fault.code != STATE_PRUNED or self._archives is None:
-                raise
-            return self._archives.read(call, block, self.genesis(), fault)
 
     @contextmanager
     def session(self, timeout_seconds: float, block: int | None = None) -> Iterator[Session]:

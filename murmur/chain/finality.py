@@ -14,6 +14,7 @@ from typing import TypeVar
 from loguru import logger
 
 from murmur.chain import reading
+from murmur.chain.archives import StateReader
 from murmur.chain.connection import Connection
 from murmur.chain.session import Session
 from murmur.protocol.errors import ChainError
@@ -33,8 +34,8 @@ class Finality:
     """The known finalised head, and headers up to it. Thread-safe. `forget` is called when a final block turns out not
     to be final: cached reads are then invalid."""
 
-    def __init__(self, connection: Connection, forget: Callable[[], None]) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, state: StateReader, forget: Callable[[], None]) -> None:
+        self._connection, self._state = connection, state
         self._forget = forget
         self._final = -1
         self._contradictions = 0
@@ -86,7 +87,7 @@ class Finality:
         if known is None:
             # Our own node always names the hash; the time is part of the state, which it may have pruned.
             block_hash = self._connection.call(lambda session: reading.block_hash(session, block), block=block)
-            known = self._connection.read(lambda session: reading.header(session, block, block_hash), block)[0]
+            known = self._state.read(lambda session: reading.header(session, block, block_hash), block)[0]
             remember(self._headers, block, known, _HEADERS_KEPT)
         return known
 

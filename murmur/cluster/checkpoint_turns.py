@@ -5,9 +5,9 @@ A round's files are in one place under their digests, so a state that two member
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from murmur.cluster.ledger import CALL_SECONDS
+from murmur.cluster.membership import Membership
 from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.turns import CHECKPOINT_ROUNDS_KEPT, turns
 from murmur.node.state.saved import Snapshot
@@ -15,9 +15,6 @@ from murmur.node.sync.checkpoints import Checkpoint, Shown
 from murmur.protocol import keys
 from murmur.protocol.types import Digest, PeerId
 from storage.s3 import RangedBucket
-
-if TYPE_CHECKING:
-    from murmur.cluster.member import Member
 
 
 class MemberShelf:
@@ -27,7 +24,7 @@ class MemberShelf:
 
     kept = CHECKPOINT_ROUNDS_KEPT  # its turn may come twice in a row
 
-    def __init__(self, member: "Member") -> None:
+    def __init__(self, member: Membership) -> None:
         self._member = member
         ledger = self._ledger = member.ledger
         self.state, self.run, self.time = member.state, ledger.run, ledger.time

@@ -3,19 +3,17 @@
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from murmur.cluster.membership import Membership
 from murmur.cluster.rejoin import is_shown, theta_of_most
 from murmur.protocol.cluster import Drain
 from murmur.protocol.errors import StorageError
-
-if TYPE_CHECKING:
-    from murmur.cluster.member import Member
+from murmur.rounds.checkpoints import Checkpoints
 
 
-def finish(member: "Member") -> None:
+def finish(member: Membership, checkpoints: Checkpoints) -> None:
     """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it."""
     state, rules = member.state, member.spec.cluster
     member.ended_at = member.time.now()
@@ -23,10 +21,10 @@ def finish(member: "Member") -> None:
     state.snapshots.begin(state.saved.round, state.saved.link, state.replica.consensus_state())
     state.snapshots.finish()
     turns = len(member.presence.living()) + 1
-    until = member.ended_at + turns * rules.silent_seconds + 2 * member.checkpoints.shelf.state_seconds()
-    while not (up := _last_is_up(member)) and member.time.now() < until:
+    until = member.ended_at + turns * rules.silent_seconds + 2 * checkpoints.shelf.state_seconds()
+    while not (up := _last_is_up(member, checkpoints)) and member.time.now() < until:
         member.time.sleep(rules.beat_seconds)
-    member.checkpoints.settle(rules.silent_seconds)  # it may be deleting what is not needed any more
+    checkpoints.settle(rules.silent_seconds)  # it may be deleting what is not needed any more
     with suppress(StorageError):
         most = theta_of_most(member.ledger, state.saved.round)
         if most not in (None, state.saved.theta):
@@ -42,9 +40,9 @@ def finish(member: "Member") -> None:
     )
 
 
-def _last_is_up(member: "Member") -> bool:
+def _last_is_up(member: Membership, checkpoints: Checkpoints) -> bool:
     """Whether somebody shows the last theta; puts it up where that is our turn."""
-    member.checkpoints.look()
+    checkpoints.look()
     try:
         member.read_beats()  # who dies meanwhile publishes nothing
         snapshot = member.state.saved.consensus.snapshot
@@ -54,25 +52,25 @@ def _last_is_up(member: "Member") -> bool:
         return False
 
 
-def asked_to_leave(member: "Member") -> Drain | None:
+def asked_to_leave(member: Membership) -> Drain | None:
     """Return the request that we leave, unless we have followed it before: it may stay in the bucket, or come back.
     Raises StorageError."""
     asked = member.ledger.drained()
     return asked if asked is not None and asked.request not in _followed(member) else None
 
 
-def _followed(member: "Member") -> list[str]:
+def _followed(member: Membership) -> list[str]:
     """Return the requests that this member has followed."""
     with suppress(OSError, ValueError):
         return _requests(member).read_text().split()
     return []
 
 
-def _requests(member: "Member") -> Path:
+def _requests(member: Membership) -> Path:
     return member.state.store.folder / "drained"
 
 
-def drain(member: "Member", asked: Drain) -> None:
+def drain(member: Membership, asked: Drain) -> None:
     """Note the request that we leave and delete it, now that we do: the next start is a new decision."""
     partial = _requests(member).with_suffix(".partial")
     with suppress(OSError):

@@ -2,11 +2,11 @@
 awaits the rest (murmur/cluster/mean_parts.py)."""
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from murmur.cluster.mean_parts import MeanMaker
+from murmur.cluster.membership import Membership
 from murmur.cluster.other_members import start_fetching
 from murmur.cluster.pace import look_seconds
 from murmur.cluster.presence import STUCK_SILENCES
@@ -24,16 +24,13 @@ from storage.collect import Collection
 from storage.exchange import Wanted
 from storage.seal import matches
 
-if TYPE_CHECKING:
-    from murmur.cluster.member import Member
-
 TOLD_SECONDS = 60.0
 
 
 class Mean:
     """The parts of each round's mean, as one member makes and awaits them."""
 
-    def __init__(self, member: "Member", layout: DenseLayout) -> None:
+    def __init__(self, member: Membership, layout: DenseLayout) -> None:
         self._member, self._layout = member, layout
         self._maker = MeanMaker(member.ledger, member.state, layout, member.seconds_to_send)
         self._lacking: dict[tuple[int, PeerId], float] = {}

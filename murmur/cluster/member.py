@@ -12,21 +12,17 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed
 from murmur.cluster import ending
-from murmur.cluster.amendments import AmendedSpec, KeptAmendments
-from murmur.cluster.bucket_maintenance import Upkeep
 from murmur.cluster.checkpoint_turns import MemberShelf
 from murmur.cluster.choosing import choose
 from murmur.cluster.closing import closing, grace_seconds
-from murmur.cluster.heartbeat import Heartbeat
-from murmur.cluster.ledger import CALL_SECONDS, Ledger
+from murmur.cluster.ledger import Ledger
 from murmur.cluster.mean import Mean
+from murmur.cluster.membership import Membership
 from murmur.cluster.other_members import OtherMembers
-from murmur.cluster.pace import ROUNDS, SLOWEST_BYTES, least_steps, look_seconds, rounds_in, seconds_left
-from murmur.cluster.presence import GONE_SILENCES, LONGEST_LOOK_BEATS, Presence
-from murmur.cluster.record_log import RecordLog
+from murmur.cluster.pace import ROUNDS, least_steps, look_seconds, rounds_in, seconds_left
+from murmur.cluster.presence import GONE_SILENCES, LONGEST_LOOK_BEATS
 from murmur.cluster.recovery import Recovery, RunElsewhere
 from murmur.cluster.rejoin import begin
-from murmur.cluster.store_outage import Patience
 from murmur.data.shards import Shards
 from murmur.node.fetch.opening import open_pinned
 from murmur.node.fetch.payloads import Lacking, fetch_pinned
@@ -35,7 +31,7 @@ from murmur.node.state.saved import SealedRound
 from murmur.node.telemetry.events import round_seconds
 from murmur.protocol.assignment import assigned
 from murmur.protocol.cluster import Claim, ClusterSpec, Drain, MeanPart, Record, digest_of
-from murmur.protocol.errors import ConfigError, StorageError
+from murmur.protocol.errors import StorageError
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.types import Digest, Page, PeerId
 from murmur.rounds.checkpoints import Checkpoints
@@ -45,17 +41,13 @@ from storage.exchange import Data, Fault
 TOLD_SECONDS = 60.0
 
 
-class Member:
-    """One member's rounds. `name`: for people."""
+class Member(Membership):
+    """One member's rounds."""
 
     def __init__(
         self, spec: ClusterSpec, name: str, state: NodeState, shards: Shards, ledger: Ledger, process: str = ""
     ) -> None:
-        """process: as in Heartbeat."""
-        self.state, self.ledger, self.time = state, ledger, ledger.time
-        self.amendments = KeptAmendments(state.store.folder / "amendments", ledger)
-        self.amended = AmendedSpec(spec, self.amendments)
-        self.me = ledger.me
+        super().__init__(spec, name, state, ledger, process)
         self.work = RoundWork(
             state,
             shards,
@@ -64,17 +56,10 @@ class Member:
             ledger.time,
             lambda round, key: ledger.payload_key(round, ledger.me, key),
         )
-        self.pulse = Heartbeat(ledger, name, spec.cluster.beat_seconds, process)
-        self.presence = Presence(spec.cluster)
-        self.patience = Patience(ledger.time, spec.cluster.beat_seconds)
         self.checkpoints = Checkpoints(MemberShelf(self))
-        self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
-        self.upkeep = Upkeep(spec, state, ledger, self.log, self.amendments)
         self.recovery = Recovery(self)
         self.mean = Mean(self, spec.layout) if isinstance(spec.layout, DenseLayout) else None
         """How a round's mean is made, in the int8 exchange."""
-        self.records: list[Record] = []
-        """The last ones: what steps take."""
         self.sending = 0.0
         """Seconds from our last inner step to our claim, the last time."""
         self.step_seconds: float | None = None
@@ -82,23 +67,7 @@ class Member:
         self._trained_at: float | None = None
         self.tried: Digest | None = None
         """The last update that this process has begun to send."""
-        self.skipped = -1
-        """The last round to which we send nothing."""
-        self.claimed: tuple[int, Digest] | None = None
-        """The last round in which we have claimed since our start, and the update."""
-        self.began_in = 0
-        """The round in which this process began: beats of earlier ones are of no later round."""
-        self.doubles = set[tuple[str, int]]()
-        """Beats of ours from another process that runs beside this one."""
-        self._beats_read = -inf
         self.drained: Drain | None = None
-        self.ended_at: float | None = None
-        """When we had applied the run's last record."""
-
-    @property
-    def spec(self) -> ClusterSpec:
-        """In force in the round at which we stand."""
-        return self.amended.spec
 
     # --- rounds ------------------------------------------------------------------------------------------------
 
@@ -114,7 +83,7 @@ class Member:
             while not (self.amended.closed or self.drained):
                 self._patiently(self.take_part)
             if self.amended.closed:
-                ending.finish(self)
+                ending.finish(self, self.checkpoints)
             elif self.drained is not None:
                 ending.drain(self, self.drained)
         finally:
@@ -131,19 +100,6 @@ class Member:
             logger.warning(
                 "could not remove unfinished uploads of an earlier start from the bucket: {fault}", fault=str(fault)
             )
-
-    def take_up(self, amended: AmendedSpec) -> None:
-        """Play by these amendments from now on."""
-        if amended.count != self.amended.count:
-            logger.info(
-                "from round {round} on, {count} amendments are in force",
-                round=self.state.saved.round,
-                count=amended.count,
-            )
-        self.amended = amended
-        self.amendments.keep(amended.taken)
-        rules = self.spec.cluster
-        self.presence.rules, self.pulse.beat_seconds, self.upkeep.spec = rules, rules.beat_seconds, self.spec
 
     def take_part(self) -> None:
         """The next round, from wherever the run stands, unless it is closed."""
@@ -269,10 +225,6 @@ class Member:
             self.sending, self._trained_at = self.time.now() - self._trained_at, None
         self.state.events.emit("claimed", round, steps=sealed.steps)
 
-    def seconds_to_send(self) -> float:
-        """Time-out of one try to send a payload."""
-        return 4 * CALL_SECONDS + self.spec.object_bytes / SLOWEST_BYTES
-
     # --- what a round comes to -----------------------------------------------------------------------------------
 
     def close(self, round: int, others: "OtherMembers") -> Record | None:
@@ -310,29 +262,6 @@ class Member:
                 self.patience.failed(fault)
                 looked = self.time.now()
             self.time.sleep(look_seconds(rules, self.records))
-
-    def look_at_beats(self) -> None:
-        """See which members live. Raises ConfigError if another machine plays as us."""
-        self.read_beats()
-        if len(self.doubles) > 2:
-            raise ConfigError(
-                "another machine takes part as this same member: its home was copied. Stop one of them, "
-                "and delete the file `member` in the run's folder of its --home. It then joins as a new "
-                "member"
-            )
-
-    def read_beats(self) -> None:
-        """Read all members' beats, unless that was done less than a beat ago."""
-        now = self.time.now()
-        if now < self._beats_read + self.spec.cluster.beat_seconds:
-            return
-        beats, unread = self.ledger.read_beats()
-        self._beats_read = now
-        self.presence.look(beats, self.time.now(), unread)
-        self.upkeep.living = frozenset(self.presence.heard())
-        mine = beats.get(self.me)
-        if mine is not None and mine.process != self.pulse.process and mine.round > self.began_in:
-            self.doubles.add((mine.process, mine.count))
 
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
         """Close the round with what these claims make, and take away the beats of those that are gone for good. False
@@ -432,10 +361,6 @@ class Member:
             self.pulse.phase = "join"
             self.apply(state.saved.round, record)
         self.stand()
-
-    def stand(self) -> None:
-        """Tell others where we stand: at the start of a round, with this theta."""
-        self.pulse.stand(self.state.saved.round, self.state.saved.theta.hex())
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""

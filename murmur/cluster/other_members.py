@@ -2,26 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from murmur.cluster.closing import closing
+from murmur.cluster.membership import Membership
 from murmur.cluster.pace import look_seconds
 from murmur.protocol.cluster import Claim, digest_of
 from murmur.protocol.errors import StorageError
+from murmur.protocol.layout import DenseLayout
 from murmur.protocol.ports import Task
 from murmur.protocol.types import PeerId
 from storage.collect import Collection
 from storage.exchange import Wanted
 from storage.seal import matches
 
-if TYPE_CHECKING:
-    from murmur.cluster.member import Member
-
 ENDING = 4
 """While there is no claim yet, we read the beats only in the last one of this many parts of our inner steps."""
 
 
-def start_fetching(member: "Member", wanted: Sequence[Wanted], seconds: float) -> Collection:
+def start_fetching(member: Membership, wanted: Sequence[Wanted], seconds: float) -> Collection:
     """Start to fetch these objects of a round beside each other, within so many seconds."""
     until = member.time.now() + seconds
     return Collection(
@@ -37,7 +35,7 @@ class OtherMembers:
     """The other members of a round: their payloads are fetched as they come. A thread of its own watches them while we
     train and send, `Member.close` after that."""
 
-    def __init__(self, member: "Member", round: int) -> None:
+    def __init__(self, member: Membership, round: int) -> None:
         self._member, self._round = member, round
         self._due = self._left = False
         self._looked = 0.0
@@ -77,7 +75,7 @@ class OtherMembers:
     def fetch(self, claims: Mapping[PeerId, Claim]) -> None:
         """Start to fetch the payloads claimed since the last call whose claims build on our state. None for int8, where
         a member reads a part of each, after the record."""
-        if self._member.mean is not None:
+        if isinstance(self._member.spec.layout, DenseLayout):
             return
         member, link = self._member, self._member.state.saved.link.hex()
         new = [peer for peer, claim in claims.items() if peer not in self._wanted and claim.previous == link]

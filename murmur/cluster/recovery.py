@@ -1,18 +1,14 @@
 """A cluster member that cannot go on from its own state: the bucket has lost data, or the run has another theta."""
 
-from typing import TYPE_CHECKING
-
 from loguru import logger
 
 from murmur.cluster.ledger import UnreadableRecord
+from murmur.cluster.membership import Membership
 from murmur.cluster.pace import ROUNDS
 from murmur.cluster.rejoin import from_checkpoint, from_genesis
 from murmur.node.fetch.payloads import Lacking
 from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.errors import OutOfSync, StorageError
-
-if TYPE_CHECKING:
-    from murmur.cluster.member import Member
 
 LONGEST_PAUSE = 600.0
 """Seconds between two tries to come to the run's theta: each may fetch the whole model."""
@@ -27,7 +23,7 @@ class RunElsewhere(OutOfSync):
 class Recovery:
     """Brings one member back to the run's state."""
 
-    def __init__(self, member: "Member") -> None:
+    def __init__(self, member: Membership) -> None:
         self._member = member
         self.recalled = False
         """Whether we know what the records before our round say."""

@@ -40,7 +40,7 @@ class Standing:
 
 
 def standing(run: Run, doors: Doors) -> Standing:
-    """Return the owner's current standing. `run`: with all amendments settled by now (node.sync.amendments.settled).
+    """Return the owner's current standing. `run`: with all amendments settled by now (murmur.node.sync.amendments.settled).
     Raises ChainError."""
     clock, block = run.clock, doors.chain.finalized().block
     peers = doors.chain.peers(block)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from murmur.page.encode import encode
 from murmur.page.round import Event, Round
 from murmur.page.round_events import KINDS, MAX_ROUND, fold
 from murmur.page.short import Places, shortened
@@ -63,7 +64,7 @@ class Rounds:
 
     def body(self, one: Round) -> dict[str, Any]:
         """One of them as JSON."""
-        return one.body(self.hotkeys)
+        return encode(one, self.hotkeys)
 
     def since(self, version: int, max_bytes: int, *, short: bool = False) -> tuple[list[bytes], int, bool]:
         """JSON of the rounds that have changed after `version`, those first that changed first, up to about `max_bytes`

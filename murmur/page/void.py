@@ -2,10 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from murmur.page.round import Round
+from murmur.page.round import Round
 
 DECLARED, NO_STATE, NOBODY = "declared", "no_state", "nobody"
 """Reasons visible in final states (murmur/node/observe/history.py): the owner has declared the round void; no model, or
@@ -18,7 +16,7 @@ _BY_CHAIN = {
 }
 
 
-def why_void(one: "Round") -> str | None:
+def why_void(one: Round) -> str | None:
     """Return the reason; None for a round that is not void, or not decided."""
     word = one.agreed()
     if word is None or not one.void[word]:
@@ -27,7 +25,7 @@ def why_void(one: "Round") -> str | None:
     return f"{why[0].upper()}{why[1:]}."
 
 
-def _why(one: "Round") -> str:
+def _why(one: Round) -> str:
     if one.cause == DECLARED:
         return _BY_CHAIN[DECLARED]
     if one.active and not any(one.active.values()):

@@ -319,7 +319,7 @@ SENT = """
 import socket, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 import cluster_namespaces
-from protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError
 try:
     cluster_namespaces.require()
     cluster_namespaces.enter()

@@ -8,7 +8,7 @@ from bittensor.result import ChainError as Refusal
 from bittensor.result import RpcConnectionError
 
 from murmur.chain import archives
-from murmur.chain.archives import Archives
+from murmur.chain.archives import Archives, StateReader
 from murmur.chain.connection import Connection
 from murmur.chain.session import Session
 from murmur.protocol.errors import STATE_PRUNED, ChainError
@@ -43,14 +43,14 @@ async def read(session: Session) -> Any:
     return await session.substrate.query("Timestamp", "Now")
 
 
-def over(own: Stub, *stubs: Stub) -> Connection:
+def over(own: Stub, *stubs: Stub) -> StateReader:
     def to(name: str, stub: Any, **options: Any) -> Connection:
         return Connection(f"ws://{name}", 5.0, lambda: stub, **options)
 
     def connect(genesis: bytes) -> list[Connection]:
         return [to(str(number), stub, genesis=genesis) for number, stub in enumerate(stubs)]
 
-    return to("own", own, archives=Archives(connect))
+    return StateReader(to("own", own), Archives(connect))
 
 
 def test_a_state_that_is_there_asks_no_archive() -> None:

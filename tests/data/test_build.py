@@ -214,9 +214,9 @@ def test_an_unfinished_build_is_not_gone_on_with_under_other_options(
 CHILD = """
 import sys
 from pathlib import Path
-from training import build, runs
+from murmur.data import build, sorted_runs
 if __name__ == "__main__":
-    runs.RUN_BYTES = 20_000
+    sorted_runs.RUN_BYTES = 20_000
     build.build(sys.argv[1], Path(sys.argv[2]), shard_tokens=20_000, processes=int(sys.argv[3]))
 """
 

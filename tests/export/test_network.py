@@ -250,10 +250,10 @@ def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from post import follow, states
-from post.export import beside
-from post.origin import Origin
-from post.rows import read_rows
+from murmur.export import follow, states
+from murmur.export.folder import beside
+from murmur.export.origin import Origin
+from murmur.export.rows import read_rows
 with beside(Path(sys.argv[1])) as partial:
     (partial / "model.safetensors").write_bytes(b"half")
     (partial / "work").mkdir()

@@ -104,7 +104,7 @@ def test_what_a_program_writes_is_its_owners_alone(tmp_path: Path) -> None:
 
 STOPPED = """
 import os, signal, sys, threading, time
-from node.program.process import log_to_stderr, run_program
+from murmur.node.program.process import log_to_stderr, run_program
 
 class Lost:
     def __del__(self):

@@ -167,7 +167,7 @@ def test_a_payload_of_the_log_that_is_missing_hinders_no_commit(store: StateStor
 
 
 def test_a_second_process_is_refused(tmp_path: Path, store: StateStore) -> None:
-    names = "from pathlib import Path; from node.state.store import StateStore"
+    names = "from pathlib import Path; from murmur.node.state.store import StateStore"
     code = f"{names}; StateStore(Path({str(tmp_path)!r}), {RUN!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from murmur.page import folder as folders
+from murmur.page import rounds
 from murmur.page import tail as tails
+from murmur.page.encode import NOT_AGREED, encode
 from murmur.page.evaluations import in_folder
 from murmur.page.folder import Folder
 from murmur.page.health import health
-from murmur.page.round import NOT_AGREED, Round
 from murmur.page.rounds import Rounds
 from murmur.page.tail import Tail
 from tests.page import synthetic
@@ -59,9 +60,9 @@ def test_every_line_is_parsed_once_and_every_round_told_once_for_each_change(
     for number in range(40):
         written.round(number)
     parsed, told_of = [], []
-    event, body = folders._event, Round.body
+    event, body = folders._event, encode
     monkeypatch.setattr(folders, "_event", lambda line: parsed.append(line) or event(line))
-    monkeypatch.setattr(Round, "body", lambda self, peers: told_of.append(self.number) or body(self, peers))
+    monkeypatch.setattr(rounds, "encode", lambda one, peers: told_of.append(one.number) or body(one, peers))
     folder = Folder(tmp_path)
     for _ in range(3):
         folder.read()

@@ -77,8 +77,8 @@ def test_the_pages_own_form_is_short_and_tells_new_peers_only(tmp_path: Path, se
 EARLY = """
 import sys, threading, urllib.request
 from pathlib import Path
-from dashboard.folder import Folder
-from dashboard.server import Page
+from murmur.page.folder import Folder
+from murmur.page.server import Page
 page = Page(Folder(Path(sys.argv[1])), 0, "127.0.0.1")
 assert threading.active_count() == 1
 threading.Timer(0.2, page.begin).start()

@@ -390,7 +390,7 @@ def test_theta_moves_to_the_same_bits_wherever_the_destination_begins(at, column
 def test_the_codec_does_not_load_torchs_compiler():
     program = """
 import sys, torch
-from protocol.layout import Layout
+from murmur.protocol.layout import Layout
 from sparseloco import ops
 from sparseloco.outer import OuterState
 layout = Layout.of({"t": (64, 64)}, 64)

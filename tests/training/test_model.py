@@ -260,7 +260,7 @@ def test_initialisation_depends_on_the_seed_alone() -> None:
 def test_a_model_is_built_without_what_torch_imports_for_symbols() -> None:
     """480 modules, two seconds of every start."""
     script = (
-        "import sys; from protocol.spec import ModelSpec; from training.model import Transformer\n"
+        "import sys; from murmur.protocol.spec import ModelSpec; from murmur.training.model import Transformer\n"
         f"Transformer(ModelSpec.model_validate({SPECS[0].model_dump()!r}))\n"
         "assert not {'sympy', 'torch._dynamo'} & set(sys.modules), 'imported'"
     )

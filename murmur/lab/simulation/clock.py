@@ -23,7 +23,7 @@ class Killed(BaseException):
 
 
 class Work:
-    """A unit of concurrent work (protocol.ports.Task)."""
+    """A unit of concurrent work (murmur.protocol.ports.Task)."""
 
     def __init__(self, life: "Life", name: str, work: Callable[[], None] | None) -> None:
         self.life, self.name, self.work = life, name, work
@@ -223,7 +223,7 @@ class Clock:
 
 
 class Life:
-    """The time of one process (protocol.ports.Time), from its start to its death."""
+    """The time of one process (murmur.protocol.ports.Time), from its start to its death."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self.clock, self.name = clock, name
@@ -273,7 +273,7 @@ class Life:
 
 
 class Condition:
-    """A lock that can be waited on (protocol.ports.Condition), re-entrant like threading's own."""
+    """A lock that can be waited on (murmur.protocol.ports.Condition), re-entrant like threading's own."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -32,7 +32,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_help_loads_neither_the_sdk_nor_the_server() -> None:
     script = (
         "import sys\n"
-        "from chain.devnet.__main__ import main\n"
+        "from murmur.lab.devnet.__main__ import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "heavy = {'bittensor', 'bittensor_core', 'websockets', 'loguru', 'torch', 'sqlite3'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"

@@ -41,7 +41,7 @@ def drawn(seed: int, rounds: int = 20) -> tuple[Injection, ...]:
 
 
 def test_a_plan_is_a_function_of_its_seed_in_every_process() -> None:
-    words = f"from localnet.chaos import draw; print(draw(7, 20, {VALIDATORS}, {MINERS}, {NEWCOMERS}))"
+    words = f"from murmur.lab.localnet.chaos import draw; print(draw(7, 20, {VALIDATORS}, {MINERS}, {NEWCOMERS}))"
     printed = {subprocess.run([sys.executable, "-c", words], capture_output=True, text=True).stdout for _ in range(2)}
     assert printed == {f"{drawn(7)}\n"}
     assert len({drawn(seed) for seed in SEEDS}) == len(SEEDS)

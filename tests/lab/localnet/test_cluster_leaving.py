@@ -26,8 +26,8 @@ TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2
 PROGRAM = """
 import os, sys, time
 from murmur.cli.member import main
-from node.program.process import run_program
-from rounds.contribution import Training
+from murmur.node.program.process import run_program
+from murmur.rounds.contribution import Training
 
 go_on, cause = Training.go_on, sys.argv.pop(1)
 

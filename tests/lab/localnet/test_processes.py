@@ -217,7 +217,7 @@ def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from localnet.processes import Processes\n"
+        "from murmur.lab.localnet.processes import Processes\n"
         f"Processes(Path({str(tmp_path)!r}), dict(os.environ)).start('node', {SLEEPER!r})\n"
         "time.sleep(600)\n"
     )

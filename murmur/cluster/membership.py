@@ -1,0 +1,96 @@
+"""What one member of a cluster knows and holds, for all that play its part (murmur/cluster/member.py)."""
+
+from math import inf
+
+from loguru import logger
+
+from murmur.cluster.amendments import AmendedSpec, KeptAmendments
+from murmur.cluster.bucket_maintenance import Upkeep
+from murmur.cluster.heartbeat import Heartbeat
+from murmur.cluster.ledger import CALL_SECONDS, Ledger
+from murmur.cluster.pace import SLOWEST_BYTES
+from murmur.cluster.presence import Presence
+from murmur.cluster.record_log import RecordLog
+from murmur.cluster.store_outage import Patience
+from murmur.node.state.node_state import NodeState
+from murmur.protocol.cluster import ClusterSpec, Record
+from murmur.protocol.errors import ConfigError
+from murmur.protocol.types import Digest
+
+
+class Membership:
+    """One member: its state, its bucket, the others as it sees them. `name`: for people."""
+
+    def __init__(self, spec: ClusterSpec, name: str, state: NodeState, ledger: Ledger, process: str = "") -> None:
+        """process: as in Heartbeat."""
+        self.state, self.ledger, self.time = state, ledger, ledger.time
+        self.amendments = KeptAmendments(state.store.folder / "amendments", ledger)
+        self.amended = AmendedSpec(spec, self.amendments)
+        self.me = ledger.me
+        self.pulse = Heartbeat(ledger, name, spec.cluster.beat_seconds, process)
+        self.presence = Presence(spec.cluster)
+        self.patience = Patience(ledger.time, spec.cluster.beat_seconds)
+        self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
+        self.upkeep = Upkeep(spec, state, ledger, self.log, self.amendments)
+        self.records: list[Record] = []
+        """The last ones: what steps take."""
+        self.skipped = -1
+        """The last round to which we send nothing."""
+        self.claimed: tuple[int, Digest] | None = None
+        """The last round in which we have claimed since our start, and the update."""
+        self.began_in = 0
+        """The round in which this process began: beats of earlier ones are of no later round."""
+        self.doubles = set[tuple[str, int]]()
+        """Beats of ours from another process that runs beside this one."""
+        self._beats_read = -inf
+        self.ended_at: float | None = None
+        """When we had applied the run's last record."""
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """In force in the round at which we stand."""
+        return self.amended.spec
+
+    def take_up(self, amended: AmendedSpec) -> None:
+        """Play by these amendments from now on."""
+        if amended.count != self.amended.count:
+            logger.info(
+                "from round {round} on, {count} amendments are in force",
+                round=self.state.saved.round,
+                count=amended.count,
+            )
+        self.amended = amended
+        self.amendments.keep(amended.taken)
+        rules = self.spec.cluster
+        self.presence.rules, self.pulse.beat_seconds, self.upkeep.spec = rules, rules.beat_seconds, self.spec
+
+    def seconds_to_send(self) -> float:
+        """Time-out of one try to send a payload."""
+        return 4 * CALL_SECONDS + self.spec.object_bytes / SLOWEST_BYTES
+
+    def look_at_beats(self) -> None:
+        """See which members live. Raises ConfigError if another machine plays as us."""
+        self.read_beats()
+        if len(self.doubles) > 2:
+            raise ConfigError(
+                "another machine takes part as this same member: its home was copied. Stop one of them, "
+                "and delete the file `member` in the run's folder of its --home. It then joins as a new "
+                "member"
+            )
+
+    def read_beats(self) -> None:
+        """Read all members' beats, unless that was done less than a beat ago."""
+        now = self.time.now()
+        if now < self._beats_read + self.spec.cluster.beat_seconds:
+            return
+        beats, unread = self.ledger.read_beats()
+        self._beats_read = now
+        self.presence.look(beats, self.time.now(), unread)
+        self.upkeep.living = frozenset(self.presence.heard())
+        mine = beats.get(self.me)
+        if mine is not None and mine.process != self.pulse.process and mine.round > self.began_in:
+            self.doubles.add((mine.process, mine.count))
+
+    def stand(self) -> None:
+        """Tell others where we stand: at the start of a round, with this theta."""
+        self.pulse.stand(self.state.saved.round, self.state.saved.theta.hex())
