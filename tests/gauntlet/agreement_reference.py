@@ -1,4 +1,4 @@
-"""A second implementation of what words come to, and random rounds and histories to compare it with.
+"""A second implementation of what votes come to, and random rounds and histories to compare it with.
 
 The implementation uses lists and loops, from the rules as written. It shares nothing with the product but the values.
 """
@@ -10,9 +10,9 @@ from functools import cache
 from hashlib import sha256, shake_256
 from random import Random
 
-from gauntlet.agreement import Agreed, Log, Pair, Post, Tip, abstention, moved, outcome, start, word_for
+from gauntlet.agreement import Agreed, Log, Post, Tip, abstention, moved, outcome, start, vote_for
 from murmur.protocol.run import Amendment, Run
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, Slot, Uid, Word
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, Slot, StateRef, Uid, Vote
 from tests.gauntlet.agreement_scenes import (
     ANNOUNCED,
     CLOCK,
@@ -36,29 +36,29 @@ def plain_block(run: Run, round: int, offset: int) -> int:
     return run.first.clock.start_block + round * run.first.clock.round_blocks + offset
 
 
-def plain_last_word(run: Run, peer: Peer) -> int | None:
-    """The round that the word in a slot is for, -1 for an announcement."""
-    if not peer.validates or peer.slot is None or not isinstance(peer.slot.statement, Word):
+def plain_last_vote(run: Run, peer: Peer) -> int | None:
+    """The round that the vote in a slot is for, -1 for an announcement."""
+    if not peer.validates or peer.slot is None or not isinstance(peer.slot.statement, Vote):
         return None
-    word = peer.slot.statement
-    if plain_block(run, word.round, run.first.clock.commit) < peer.slot.block:
-        return word.round
-    empty = word.bitmap == 0 and bytes(word.theta) + bytes(word.previous) == bytes(64)
-    return -1 if empty and word.round == 0 else None
+    vote = peer.slot.statement
+    if plain_block(run, vote.round, run.first.clock.commit) < peer.slot.block:
+        return vote.round
+    empty = vote.bitmap == 0 and bytes(vote.theta) + bytes(vote.previous) == bytes(64)
+    return -1 if empty and vote.round == 0 else None
 
 
 def plain_voters(
     run: Run, round: int, peers: Sequence[Peer], rounds: int, *, ever: bool
 ) -> list[tuple[PeerId, Fraction]]:
     """Who spoke in the last so many rounds with his share; all who ever did if nobody did, where `ever`."""
-    spoke = []
+    voted = []
     for peer in peers:
-        at = plain_last_word(run, peer)
+        at = plain_last_vote(run, peer)
         if at is not None and at < round:
-            spoke.append((peer, at))
-    lately = [peer for peer, at in spoke if round - at <= rounds]
+            voted.append((peer, at))
+    lately = [peer for peer, at in voted if round - at <= rounds]
     if not lately and ever:
-        lately = [peer for peer, _ in spoke]
+        lately = [peer for peer, _ in voted]
     total = 0
     for peer in lately:
         total += peer.stake
@@ -67,21 +67,21 @@ def plain_voters(
     return [(peer.id, Fraction(peer.stake, total)) for peer in lately]
 
 
-def plain_words(posts: Sequence[Post], peer: PeerId, until: int) -> tuple[bool, Pair | None, list[int]]:
-    """Whether a hotkey has spoken by a block, the pair that binds it, and the uids that it has named with that."""
-    spoke, pair, names = False, None, []
+def plain_votes(posts: Sequence[Post], peer: PeerId, until: int) -> tuple[bool, StateRef | None, list[int]]:
+    """Whether a hotkey has spoken by a block, the state that binds it, and the uids that it has named with that."""
+    voted, state_ref, names = False, None, []
     for post in posts:
         if post.peer != peer or post.block > until:
             continue
-        spoke = True
-        theirs = post.word.theta, post.word.previous
+        voted = True
+        theirs = post.vote.theta, post.vote.previous
         if theirs == (bytes(32), bytes(32)):
             continue
-        if pair is None:
-            pair = theirs
-        if theirs == pair:
-            names += plain_bits(post.word.bitmap)
-    return spoke, pair, names
+        if state_ref is None:
+            state_ref = theirs
+        if theirs == state_ref:
+            names += plain_bits(post.vote.bitmap)
+    return voted, state_ref, names
 
 
 @cache
@@ -140,25 +140,25 @@ def plain_majority(voters: Voters, backing: Collection[PeerId]) -> bool:
     return share > Fraction(1, 2)
 
 
-def plain_pair(voters: Voters, posts: Sequence[Post], until: int) -> Pair | None:
+def plain_ref(voters: Voters, posts: Sequence[Post], until: int) -> StateRef | None:
     """What more than half of these name."""
-    for candidate in {(post.word.theta, post.word.previous) for post in posts}:
+    for candidate in {(post.vote.theta, post.vote.previous) for post in posts}:
         if candidate == (bytes(32), bytes(32)):
             continue
-        if plain_majority(voters, [peer for peer, _ in voters if plain_words(posts, peer, until)[1] == candidate]):
+        if plain_majority(voters, [peer for peer, _ in voters if plain_votes(posts, peer, until)[1] == candidate]):
             return candidate
     return None
 
 
 def plain_supported(
-    voters: Voters, runners: Sequence[Runner], posts: Sequence[Post], pair: Pair | None, until: int
+    voters: Voters, runners: Sequence[Runner], posts: Sequence[Post], state_ref: StateRef | None, until: int
 ) -> list[Runner]:
-    """Whom more than half have named with this pair by a block, in their order."""
-    heard = [(peer, plain_words(posts, peer, until)) for peer, _ in voters]
+    """Whom more than half have named with this state by a block, in their order."""
+    heard = [(peer, plain_votes(posts, peer, until)) for peer, _ in voters]
     found = []
     for runner in runners:
-        names = [peer for peer, (_, theirs, uids) in heard if theirs == pair and runner[0].uid in uids]
-        if pair is not None and plain_majority(voters, names):
+        names = [peer for peer, (_, theirs, uids) in heard if theirs == state_ref and runner[0].uid in uids]
+        if state_ref is not None and plain_majority(voters, names):
             found.append(runner)
     return found
 
@@ -168,13 +168,13 @@ def plain_agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agr
     voters = plain_voters(run, round, log.commit, 4, ever=True)
     runners = plain_runners(run, round, log)
     last = plain_block(run, round, run.first.clock.words)
-    pair, supported, block = None, [], last
+    state_ref, supported, block = None, [], last
     for block in range(plain_block(run, round, run.first.clock.commit) + 1, min(final, last) + 1):
-        pair = plain_pair(voters, log.posts, block)
-        supported = plain_supported(voters, runners, log.posts, pair, block)
+        state_ref = plain_ref(voters, log.posts, block)
+        supported = plain_supported(voters, runners, log.posts, state_ref, block)
         if not supported:
             continue
-        if all(plain_words(log.posts, peer, block)[0] for peer, _ in voters):
+        if all(plain_votes(log.posts, peer, block)[0] for peer, _ in voters):
             break
         if all(runner in supported for runner in plain_places(run, round, runners)):
             break
@@ -182,14 +182,14 @@ def plain_agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agr
         if final < last:
             return None
     void = any(a.void_round == round and a.void_from_block <= height for a in run.amendments)
-    if pair is None or not supported or void:
-        return Agreed(pair, None, block)
+    if state_ref is None or not supported or void:
+        return Agreed(state_ref, None, block)
     contributing = sorted((peer.id, envelope) for peer, envelope in plain_places(run, round, supported))
     head = run.id
     for amendment in run.amendments:
         if amendment.from_round <= round:
             head = amendment.digest
-    return Agreed(pair, Selection(round, *pair, head, tuple(contributing)), block)
+    return Agreed(state_ref, Selection(round, *state_ref, head, tuple(contributing)), block)
 
 
 def plain_tip(run: Run, logs: Sequence[Log]) -> tuple[Digest, Digest | None]:
@@ -198,10 +198,10 @@ def plain_tip(run: Run, logs: Sequence[Log]) -> tuple[Digest, Digest | None]:
     link, theta = Digest(sha256(b"murmuration genesis" + run.id).digest()), None
     for round, log in enumerate(logs):
         last = plain_block(run, round, run.first.clock.words)
-        most = plain_pair(plain_voters(run, round, log.commit, 4, ever=True), log.posts, last)
+        most = plain_ref(plain_voters(run, round, log.commit, 4, ever=True), log.posts, last)
         if most is None:
             continue
-        of_all = plain_pair(plain_voters(run, round, log.commit, 64, ever=False), log.posts, last)
+        of_all = plain_ref(plain_voters(run, round, log.commit, 64, ever=False), log.posts, last)
         if most == of_all or (most[1] == link and (theta is None or theta == most[0])):
             selection = plain_agreed(run, round, log, last, last).selection
             if selection is None:
@@ -248,18 +248,18 @@ def random_seat(random: Random, round: int) -> Slot | None:
     clock = CLOCK
     before = round - random.choice([1, 1, 1, 1, 2, 4, 5, 64, 65])
     if random.random() < 0.75 and before >= 0:
-        block = clock.words_by(before) - random.choice([0, 5, 39])
-        return Slot(block, POINTER, random.choice([word_for(before, (), random.choice(PAIRS)), abstention(before)]))
+        block = clock.vote_deadline(before) - random.choice([0, 5, 39])
+        return Slot(block, POINTER, random.choice([vote_for(before, (), random.choice(PAIRS)), abstention(before)]))
     return random.choice(
         [
             None,
             Slot(7, POINTER),
             ANNOUNCED,
-            Slot(clock.commit_by(0), POINTER, abstention(0)),
-            Slot(7, POINTER, word_for(0, [], OURS)),
-            Slot(clock.commit_by(round), POINTER, Commitment(round, digest("v"))),
-            Slot(clock.commit_by(round) - 3, POINTER, word_for(round, [], OURS)),
-            Slot(clock.words_by(round - 1), POINTER, word_for(round - 1, [], OURS)) if round else ANNOUNCED,
+            Slot(clock.commit_deadline(0), POINTER, abstention(0)),
+            Slot(7, POINTER, vote_for(0, [], OURS)),
+            Slot(clock.commit_deadline(round), POINTER, Commitment(round, digest("v"))),
+            Slot(clock.commit_deadline(round) - 3, POINTER, vote_for(round, [], OURS)),
+            Slot(clock.vote_deadline(round - 1), POINTER, vote_for(round - 1, [], OURS)) if round else ANNOUNCED,
         ]
     )
 
@@ -268,7 +268,11 @@ def random_case(seed: int) -> tuple[Run, int, Log]:
     """A round in which validators, some hostile, and strangers say what they like."""
     random = Random(seed)
     run, round = random.choice(random_runs()), random.choice([0, 1, ROUND, ROUND, ROUND, ROUND + 1, 70])
-    count, commit_by, words_by = random.randint(1, 6), CLOCK.commit_by(round), CLOCK.words_by(round)
+    count, commit_deadline, vote_deadline = (
+        random.randint(1, 6),
+        CLOCK.commit_deadline(round),
+        CLOCK.vote_deadline(round),
+    )
     stakes = random.choice(STAKES)(random, count)
     places = random.sample(range(32), 32)
     validators = [
@@ -278,7 +282,7 @@ def random_case(seed: int) -> tuple[Run, int, Log]:
     miners = []
     for number in range(random.randint(0, random.choice([2, 8, 24]))):
         said = Commitment(round if random.random() < 0.9 else round + 1, digest(f"e{number}"))
-        slot = Slot(commit_by + (random.random() < 0.1), POINTER, said) if random.random() < 0.9 else None
+        slot = Slot(commit_deadline + (random.random() < 0.1), POINTER, said) if random.random() < 0.9 else None
         incentive = random.choice([0, 0, 0, 5, 5, 7, 65535])
         miners.append(
             Peer(peer_id(number), Uid(places.pop()), random.randint(0, 5), False, slot=slot, incentive=incentive)
@@ -286,18 +290,18 @@ def random_case(seed: int) -> tuple[Run, int, Log]:
     peers = [*validators, *miners]
     random.shuffle(peers)
     good = [peer.uid for peer in peers if random.random() < 0.7]
-    blocks = [*sorted(random.sample(range(commit_by + 1, words_by + 1), 6)), words_by]
+    blocks = [*sorted(random.sample(range(commit_deadline + 1, vote_deadline + 1), 6)), vote_deadline]
     quiet = random.random() < 0.3
     posts = []
     strangers = [peer_id(999), *(peer.id for peer in miners[:1])]
     for peer in [*(peer.id for peer in validators), *strangers]:
         usual = random.choice(PAIRS[:1] * 8 + PAIRS)
         for block in random.sample(blocks, random.choice([0, 0, 1, 2] if quiet else [0, 1, 1, 1, 2, 2, 3, 4])):
-            pair = usual if random.random() < 0.8 else random.choice([*PAIRS, None])
+            state_ref = usual if random.random() < 0.8 else random.choice([*PAIRS, None])
             names = [uid for uid in good if random.random() < 0.85]
             names += [Uid(uid) for uid in range(34) if random.random() < 0.05]
-            word = abstention(round) if pair is None else word_for(round, names, pair)
-            posts.append(Post(block, peer, word))
+            vote = abstention(round) if state_ref is None else vote_for(round, names, state_ref)
+            posts.append(Post(block, peer, vote))
     posts = {(post.block, post.peer): post for post in posts}
     return run, round, Log(peers, commit_hash(seed), tuple(posts[at] for at in sorted(posts)))
 
@@ -315,7 +319,7 @@ def random_history(seed: int) -> tuple[list[Log], list[Tip]]:
     for round in range(random.choice([20, 20, 20, 90])):
         clock = RUN.clock
         if random.random() < 0.8:
-            chain.write(peer_id(0), clock.commit_by(round) - 1, Commitment(round, digest(f"envelope {round}")))
+            chain.write(peer_id(0), clock.commit_deadline(round) - 1, Commitment(round, digest(f"envelope {round}")))
         if random.random() < 0.05:
             chain.stakes[round] = dict(
                 zip((peer.id for peer in validators), random.choice(STAKES)(random, count), strict=True)
@@ -326,16 +330,18 @@ def random_history(seed: int) -> tuple[list[Log], list[Tip]]:
             if random.random() < 0.1:
                 back[number] = round + random.choice([1, 2, 5, 6, 70])
                 continue
-            block = clock.commit_by(round) + random.randint(1, 10)
+            block = clock.commit_deadline(round) + random.randint(1, 10)
             for _ in range(random.choice([1, 1, 2, 3]) if number in hostile else 1):
                 honest = tip.theta or digest(f"after {tip.link.hex()}"), tip.link
                 lies = [(digest("poison"), tip.link), (digest("after"), random.choice(links)), None, honest]
-                pair = random.choice(lies) if number in hostile else random.choice([honest] * 9 + [None])
+                state_ref = random.choice(lies) if number in hostile else random.choice([honest] * 9 + [None])
                 uids = [Uid(0)] if random.random() < 0.9 else []
-                chain.write(peer.id, block, abstention(round) if pair is None else word_for(round, uids, pair))
+                chain.write(
+                    peer.id, block, abstention(round) if state_ref is None else vote_for(round, uids, state_ref)
+                )
                 block += random.randint(1, 9)
         logs.append(chain.log(round))
-        tip = moved(tip, round, outcome(RUN, round, logs[-1], clock.words_by(round)))
+        tip = moved(tip, round, outcome(RUN, round, logs[-1], clock.vote_deadline(round)))
         tips.append(tip)
         links.append(tip.link)
     return logs, tips

@@ -1,4 +1,4 @@
-"""The correct agreement, computed by an observer that misses nothing: every block's state, a memory of all words, and
+"""The correct agreement, computed by an observer that misses nothing: every block's state, a memory of all votes, and
 plain loops. Shares no code with gauntlet/agreement.py, so that a fault there is seen (docs/simulation.md)."""
 
 from collections.abc import Collection
@@ -9,13 +9,10 @@ from murmur.lab.simulation.world import World
 from murmur.protocol.assignment import Draw
 from murmur.protocol.messages import first_link, link_of
 from murmur.protocol.run import Run
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, Uid, Word
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, StateRef, Uid, Vote
 
 SEAT_ROUNDS = 4
 MEMORY_ROUNDS = 64
-
-Pair = tuple[Digest, Digest]
-"""Theta and previous link, as words name them."""
 
 
 @dataclass
@@ -25,10 +22,10 @@ class Oracle:
     run: Run
     _seen: int = 0
     """The last block that was read."""
-    _words: dict[int, list[tuple[int, PeerId, Word]]] = field(default_factory=dict)
-    """By round, every word that was ever in a final block: its block and its author."""
+    _votes: dict[int, list[tuple[int, PeerId, Vote]]] = field(default_factory=dict)
+    """By round, every vote that was ever in a final block: its block and its author."""
     _wrote: dict[PeerId, list[tuple[int, int | None]]] = field(default_factory=dict)
-    """By hotkey: the blocks in which it has written, and the round of the word. A hotkey that overwrites its word with
+    """By hotkey: the blocks in which it has written, and the round of the vote. A hotkey that overwrites its vote with
     anything else has given up its seat."""
     _link: Digest | None = None
     """The link at which the run stands; None before its first round."""
@@ -41,11 +38,11 @@ class Oracle:
             for peer in world.state(block).peers:
                 if peer.slot is None or peer.slot.block != block:
                     continue
-                word, last = peer.slot.statement, None
-                if isinstance(word, Word) and block > self._opened(word.round):
-                    self._words.setdefault(word.round, []).append((block, peer.id, word))
-                    last = word.round
-                elif isinstance(word, Word) and word.round == 0 and not any(word.theta) and not word.bitmap:
+                vote, last = peer.slot.statement, None
+                if isinstance(vote, Vote) and block > self._opened(vote.round):
+                    self._votes.setdefault(vote.round, []).append((block, peer.id, vote))
+                    last = vote.round
+                elif isinstance(vote, Vote) and vote.round == 0 and not any(vote.theta) and not vote.bitmap:
                     last = -1
                 self._wrote.setdefault(peer.id, []).append((block, last))
         self._seen = world.final
@@ -56,11 +53,11 @@ class Oracle:
         clock = self.run.first.clock
         opened = self._opened(round)
         closed = opened + clock.words - clock.commit
-        spoke = self._last_words(round, opened, world)
-        counted = _weighed({p: s for p, (s, of) in spoke.items() if of >= round - SEAT_ROUNDS}) or _weighed(
-            {p: s for p, (s, _) in spoke.items()}
+        voted = self._last_votes(round, opened, world)
+        counted = _weighed({p: s for p, (s, of) in voted.items() if of >= round - SEAT_ROUNDS}) or _weighed(
+            {p: s for p, (s, _) in voted.items()}
         )
-        remembered = _weighed({p: s for p, (s, of) in spoke.items() if of >= round - MEMORY_ROUNDS})
+        remembered = _weighed({p: s for p, (s, of) in voted.items() if of >= round - MEMORY_ROUNDS})
         selection, held, named_by_all = self._decide(world, round, opened, closed, counted, remembered)
         link = self._link or first_link(self.run.id)
         goes_on = held is not None and held[1] == link and self._theta in (None, held[0])
@@ -85,8 +82,8 @@ class Oracle:
         closed: int,
         counted: dict[PeerId, Fraction],
         remembered: dict[PeerId, Fraction],
-    ) -> tuple[Selection | None, Pair | None, Pair | None]:
-        """Return the selection, and the pairs that most of the counted and of the remembered stake name by X."""
+    ) -> tuple[Selection | None, StateRef | None, StateRef | None]:
+        """Return the selection, and the states that most of the counted and of the remembered stake name by X."""
         committed: dict[Uid, tuple[PeerId, Digest]] = {}
         order: list[Peer] = []
         for peer in world.state(opened, archive=True).peers:
@@ -98,36 +95,37 @@ class Oracle:
                 order.append(peer)
         draw = world.header(opened, archive=True).hash
         order.sort(key=lambda peer: (-peer.incentive, Draw("order", draw, peer.id).words(8), peer.id))
-        pairs: dict[PeerId, Pair] = {}
+        refs: dict[PeerId, StateRef] = {}
         named: dict[PeerId, set[int]] = {}
-        spoke: set[PeerId] = set()
+        voted: set[PeerId] = set()
         selection, held = None, None
         for block in range(opened + 1, closed + 1):
-            for at, author, word in self._words.get(round, ()):
+            for at, author, vote in self._votes.get(round, ()):
                 if at != block:
                     continue
-                spoke.add(author)
-                if not any(word.theta) and not any(word.previous):
+                voted.add(author)
+                if not any(vote.theta) and not any(vote.previous):
                     continue
-                if author not in pairs:
-                    pairs[author], named[author] = (word.theta, word.previous), set()
-                if pairs[author] == (word.theta, word.previous):
-                    named[author] |= {uid for uid in range(256) if word.bitmap >> uid & 1}
-            held = _most(pairs, counted)
+                theirs = StateRef(vote.theta, vote.previous)
+                if author not in refs:
+                    refs[author], named[author] = theirs, set()
+                if refs[author] == theirs:
+                    named[author] |= {uid for uid in range(256) if vote.bitmap >> uid & 1}
+            held = _most(refs, counted)
             if held is None or selection is not None:
                 continue
             most = []
             for uid in committed:
-                behind = sum(counted[v] for v in counted if pairs.get(v) == held and uid in named[v])
+                behind = sum(counted[v] for v in counted if refs.get(v) == held and uid in named[v])
                 if 2 * behind > sum(counted.values()):
                     most.append(uid)
             first = self._first(order, committed)
-            if most and (block == closed or spoke >= set(counted) or set(first) <= set(most)):
+            if most and (block == closed or voted >= set(counted) or set(first) <= set(most)):
                 contributing = sorted(committed[uid] for uid in self._first(order, most))
                 selection = Selection(round, *held, self.run.id, tuple(contributing))
-        return selection, held, _most(pairs, remembered)
+        return selection, held, _most(refs, remembered)
 
-    def _last_words(self, round: int, opened: int, world: World) -> dict[PeerId, tuple[int, int]]:
+    def _last_votes(self, round: int, opened: int, world: World) -> dict[PeerId, tuple[int, int]]:
         """Return, for each validator that has spoken, its stake and the round for which it did last."""
         found: dict[PeerId, tuple[int, int]] = {}
         for peer in world.state(opened, archive=True).peers:
@@ -155,15 +153,15 @@ class Oracle:
 
 
 def _weighed(stakes: dict[PeerId, int]) -> dict[PeerId, Fraction]:
-    """Return the weights of words: stake, or 1 each where nobody has stake."""
+    """Return the weights of votes: stake, or 1 each where nobody has stake."""
     if not any(stakes.values()):
         return dict.fromkeys(stakes, Fraction(1))
     return {peer: Fraction(stake) for peer, stake in stakes.items()}
 
 
-def _most(pairs: dict[PeerId, Pair], stakes: dict[PeerId, Fraction]) -> Pair | None:
-    """Return the pair that more than half of the stake names."""
-    for pair in pairs.values():
-        if 2 * sum(stakes.get(peer, 0) for peer in pairs if pairs[peer] == pair) > sum(stakes.values()):
-            return pair
+def _most(refs: dict[PeerId, StateRef], stakes: dict[PeerId, Fraction]) -> StateRef | None:
+    """Return the state that more than half of the stake names."""
+    for state_ref in refs.values():
+        if 2 * sum(stakes.get(peer, 0) for peer in refs if refs[peer] == state_ref) > sum(stakes.values()):
+            return state_ref
     return None
