@@ -32,8 +32,7 @@ from sparseloco.outer import (
 from sparseloco.update import Records, Update
 from sparseloco.wire import Submission, require_size
 
-_RULES = {"mean": 0, "contributor_mean": 1, "filtered_mean": 0}
-_PROBE = 2
+_MEAN, _PROBE = 0, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ class Codec:
         if not present:
             return unchanged(theta, out), new_state, factors
         weights = peer_weights(present, len(updates), alpha=alpha, aggregate=aggregate, products=self.products)
-        new = self._move(theta, [update for update, _ in present], np.array(weights), _RULES[aggregate], out)
+        new = self._move(theta, [update for update, _ in present], np.array(weights), _MEAN, out)
         return new, new_state, factors
 
     def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
