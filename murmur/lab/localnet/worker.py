@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from gauntlet.sketch import Sample, Sketch
+from murmur import files
 from murmur.data.shards import Shards
 from murmur.lab.localnet.faults import KINDS
 from murmur.node.config import adapters
@@ -81,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def live(ranks: Ranks) -> None:
         if options.draft is not None:
             measured = rehearse(options.role, config, options.draft, ranks)
-            partial = options.ready.with_suffix(".partial")
-            partial.write_text(json.dumps(measured))
-            os.replace(partial, options.ready)
+            files.write(options.ready, json.dumps(measured).encode())
             while not options.go.exists():
                 time.sleep(POLL_SECONDS)
             shutil.rmtree(config.home / KEY)
