@@ -18,17 +18,16 @@ from gauntlet.agreement import (
     votes,
     word_for,
 )
-from murmur.protocol.types import PeerId, Uid
-from tests.gauntlet.agreement_reference import (
-    PAIRS,
+from murmur.lab.simulation.plain_agreement import (
     plain_pair,
     plain_places,
     plain_runners,
     plain_supported,
     plain_voters,
-    random_case,
 )
+from murmur.protocol.types import PeerId, Uid
 from tests.gauntlet.agreement_scenes import OURS
+from tests.gauntlet.random_rounds import PAIRS, random_case
 from tests.gauntlet.world import peer_id
 
 
@@ -82,7 +81,7 @@ def test_what_is_decided_by_the_order_while_some_are_silent_is_what_all_words_by
         early += 1
         speakers = {peer.id for peer in log.commit if peer.validates}
         posts = with_posts(log, anything(random, round, speakers, range(found.block + 1, last + 1))).posts
-        voters = plain_voters(run, round, log.commit, 4, ever=True)
+        voters = plain_voters(run, round, log)
         assert plain_pair(voters, posts, last) == found.pair, seed
         supported = plain_supported(voters, plain_runners(run, round, log), posts, found.pair, last)
         expected = sorted((peer.id, envelope) for peer, envelope in plain_places(run, round, supported))
