@@ -28,13 +28,11 @@ from murmur.files import whole
 from murmur.protocol.errors import CheckpointCorrupt, InvalidMessage
 from murmur.protocol.messages import canonical_json, parse_json
 from murmur.protocol.types import DIGEST_BYTES, Digest
+from murmur.training.sizes import FILE_BYTES
 
 Shapes = Mapping[str, tuple[int, ...]]
 S = TypeVar("S")
 T = TypeVar("T")
-
-FILE_BYTES = 1 << 30
-"""Tensors are grouped, in order of name, into files of at most this size; a larger tensor has a file of its own."""
 
 MAX_MANIFEST_BYTES = 16 << 20
 _LENGTH_BYTES = 8
