@@ -1,11 +1,12 @@
-"""How fast the codec compresses and aggregates, against torch operators (torch_ops.py) and against memory (stream.cpp).
+"""How fast the codec compresses and aggregates, against torch operators and against memory (stream.cpp).
 
     python benchmarks/bench_codec.py --params 64000000 --json
 
-The three alternate in one process; every ratio is the median over rounds of a ratio within one round, so that a
-machine that is busy for a while slows both sides. `compress` writes the new error over the old one; `aggregate` is the
-whole outer step of 20 payloads from their bytes: validated, counted, norms, bounds, decoded, mean, theta in place.
-`validated` beside it: the same with payloads that were validated when they arrived, as in a node.
+The torch operators are codec_baseline.py's. The three sides alternate in one process; every ratio is the median over
+rounds of a ratio within one round, so that a machine that is busy for a while slows both sides. `compress` writes the
+new error over the old one; `aggregate` is the whole outer step of 20 payloads from their bytes: validated, counted,
+norms, bounds, decoded, mean, theta in place. `validated` beside it: the same with payloads that were validated when
+they arrived, as in a node.
 
 Errors are relative L2 errors of the kept values, with the public 4-bin quantiser's for comparison, on synthetic
 heavy-tailed data and on real pseudo-gradients of the local network's model. Needs g++ for the stream.
@@ -24,8 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import codec_baseline as baseline
 import torch
-import torch_ops
 from commit import commit
 from torch import Tensor
 
@@ -70,7 +71,7 @@ def heavy_tailed(shapes: dict[str, tuple[int, ...]], seed: int) -> Tensors:
 
 def real(rounds: int) -> tuple[Tensors, Layout]:
     """beta * e + Delta of a miner of the local network's model after some rounds alone."""
-    from proof_power import spec_with, word
+    from tiny_spec import spec_with, word
 
     from murmur.data.shards import Shards
     from murmur.lab.localnet.training_text import text_data
@@ -112,7 +113,7 @@ def quality(acc: Tensors, layout: Layout) -> dict[str, float]:
             kept.append(chunks.gather(1, top_k(chunks, region.k)).flatten())
             decoded.append(update.chunks(tensor, region).codes.values().flatten())
         values, found = torch.cat(kept), torch.cat(decoded)
-        codes, lookup = torch_ops.quantise(values)
+        codes, lookup = baseline.quantise(values)
         other = lookup[codes.long()]
         norm += float(values.double().square().sum())
         ours += float((values - found).double().square().sum())
@@ -162,7 +163,7 @@ def aggregated(
     codec: native.Codec,
     theta: Tensors,
     payloads: list[Update],
-    public: list[dict[str, torch_ops.Sent]],
+    public: list[dict[str, baseline.Sent]],
     stream: Callable[[], object],
     rounds: int,
 ) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
@@ -177,7 +178,7 @@ def aggregated(
         row = {
             "stream": milliseconds(stream),
             "ours": milliseconds(lambda fresh=fresh: codec.outer_step(theta, fresh, state, **step)),
-            "torch": milliseconds(lambda: torch_ops.aggregate(public_theta, public, 1.0)),
+            "torch": milliseconds(lambda: baseline.aggregate(public_theta, public, 1.0)),
         }
         other = row | {"ours": milliseconds(lambda: codec.outer_step(theta, counted, state, **step))}
         if number >= 0:
@@ -203,14 +204,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     compress_rounds = []
     payloads: list[Update] = []
-    public: list[dict[str, torch_ops.Sent]] = []
+    public: list[dict[str, baseline.Sent]] = []
     for number in range(-1, options.rounds):
         row = {
             "stream": milliseconds(lambda: stream.stream_compress(*pointers, *size)),
             "ours": milliseconds(
                 lambda: payloads.append(codec.compress(theta, theta_r, error, layout, BETA, out=error)[0])
             ),
-            "torch": milliseconds(lambda: public.append(torch_ops.compress(theta, theta_r, public_error, BETA, K))),
+            "torch": milliseconds(lambda: public.append(baseline.compress(theta, theta_r, public_error, BETA, K))),
         }
         if number >= 0:
             compress_rounds.append(row)

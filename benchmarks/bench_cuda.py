@@ -23,7 +23,7 @@ from torch import Tensor
 
 from murmur.protocol.layout import Layout
 from sparseloco import cuda, kernels, native
-from sparseloco.outer import Aggregate, OuterState
+from sparseloco.outer import OuterState
 from sparseloco.update import Update
 
 Tensors = dict[str, Tensor]
@@ -58,11 +58,10 @@ def differences(codec: cuda.Codec, given: list[Tensors], layout: Layout) -> list
         found += [f"norms {name}"] * (codec.counted(update).norms != cpu.counted(expected).norms)
         updates.append(expected)
     state = OuterState.initial(layout)
-    for rule in ("mean", "contributor_mean"):
-        step: dict[str, Any] = {"alpha": 1.0, "aggregate": rule}
-        after, _, scales = codec.outer_step(moved(theta, codec.device), updates, state, **step)
-        expected_after, _, expected_scales = cpu.outer_step(theta, updates, state, **step)
-        found += [rule] * (not same(after, expected_after) or scales != expected_scales)
+    step: dict[str, Any] = {"alpha": 1.0, "aggregate": "mean"}
+    after, _, scales = codec.outer_step(moved(theta, codec.device), updates, state, **step)
+    expected_after, _, expected_scales = cpu.outer_step(theta, updates, state, **step)
+    found += ["mean"] * (not same(after, expected_after) or scales != expected_scales)
     return found
 
 
@@ -170,18 +169,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             element * layout.num_parameters + layout.records_bytes,
         )
 
-    def aggregate(number: int, rule: Aggregate) -> Side:
-        return (
-            launches.aggregate(uploaded, weights, number, theta),
-            lambda: codec.outer_step(theta, payloads, state, alpha=1.0, aggregate=rule, out=theta),
-            8 * layout.num_parameters + PEERS * layout.records_bytes,
-        )
-
     sides = {
         "compress": compress(theta_r),
         "compress_bf16": compress(halves),
-        "aggregate": aggregate(0, "mean"),
-        "aggregate_contributor_mean": aggregate(1, "contributor_mean"),
+        "aggregate": (
+            launches.aggregate(uploaded, weights, 0, theta),
+            lambda: codec.outer_step(theta, payloads, state, alpha=1.0, aggregate="mean", out=theta),
+            8 * layout.num_parameters + PEERS * layout.records_bytes,
+        ),
         "validate": (
             launches.validate(uploaded[0], counts),
             lambda: codec.counted(Update(layout, payloads[0].records)),

@@ -4,7 +4,6 @@ equal tokens and bytes: honest peers, all of them applied, the real codec and ou
     python benchmarks/bench_overlap.py --rounds 16 --seeds 2 --rows overlap.jsonl
     python benchmarks/bench_overlap.py --rounds 16 --seeds 2 --rows overlap.jsonl --delay 0.5
     python benchmarks/bench_overlap.py --table --rows overlap.jsonl
-    python benchmarks/bench_overlap.py --plan covenant-72b-110
 
 Overlapped, a peer begins a round before it knows theta, from a guess at it. After the share `--delay` of the inner
 steps theta is there, and the weights move by theta - guess; what is compressed at the end is theta - theta_r, as ever.
@@ -19,9 +18,7 @@ peer takes its update back. --join N: in round N another peer begins, from theta
 moments nor a guess of its own.
 
 --table: mean loss of the last rounds of every line of --rows, how much more that is than the synchronous line of the
-same seed has at that side's best rate, and after how many rounds that one had come so far. --plan: by the phases of
-`murmur plan`, the share of the inner steps after which theta would be there, and the utilization, synchronous and
-overlapped.
+same seed has at that side's best rate, and after how many rounds that one had come so far.
 """
 
 import argparse
@@ -35,12 +32,10 @@ from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch
-from bench_pay import changes_of
-from overlap_plan import bought
 from pay_network import MODELS
 from pay_network import Plan as Network
 from pay_trainers import Rule
-from proof_power import Changes, word
+from tiny_spec import Changes, changes_of, word
 from torch import Tensor
 
 from murmur.data.shards import Shards
@@ -269,13 +264,9 @@ def main() -> None:
     parser.add_argument("--join", type=int, default=0, metavar="ROUND", help="another peer begins then")
     parser.add_argument("--rows", type=Path, help="JSON lines file to go on with")
     parser.add_argument("--table", action="store_true", help="compare what --rows holds")
-    parser.add_argument("--plan", metavar="PRESET", help="what overlap would buy")
     options = parser.parse_args()
     if options.table:
         sys.stdout.write("\n".join(table(kept(options.rows))) + "\n")
-        return
-    if options.plan:
-        sys.stdout.write(json.dumps(bought(options.plan)) + "\n")
         return
     torch.set_num_threads(1)
     case = Case(

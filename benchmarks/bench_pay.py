@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from pay_network import MODELS, NETWORKS, Line, Plan, play
 from pay_trainers import Rule
-from proof_power import Changes
+from tiny_spec import changes_of
 
 from murmur.data.shards import Shards
 from murmur.lab.localnet.training_text import text_data
@@ -169,37 +169,23 @@ def figures(plans: Sequence[Plan], seeds: Sequence[int], rows: Path | None) -> L
     return found
 
 
-def changes_of(texts: Iterable[str]) -> Changes:
-    """Of TABLE.FIELD=JSON."""
-    changes: Changes = {}
-    for text in texts:
-        where, value = text.split("=", 1)
-        table, field = where.split(".")
-        changes.setdefault(table, {})[field] = json.loads(value)
-    return changes
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=tuple(MODELS), default="local")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--population", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS)[:-1])
+    parser.add_argument("--population", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS))
     parser.add_argument("--full", type=int, default=0, help="full workers of a network (default: NETWORKS)")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.FIELD=JSON", help="change the preset")
     parser.add_argument("--index-power", type=float, default=0.0, help="miners choose values by |acc| g^POWER")
-    parser.add_argument(
-        "--rules", action="store_true", help="keep scores by other rules too (benchmarks/score_rules.py)"
-    )
     parser.add_argument("--rows", type=Path, help="JSON lines file to go on with")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rule, changes = Rule(options.index_power), changes_of(options.set)
     plans = [
-        Plan(options.model, network, options.full, options.rounds, changes, rule, options.rules)
-        for network in options.population
+        Plan(options.model, network, options.full, options.rounds, changes, rule) for network in options.population
     ]
     found = figures(plans, range(options.first_seed, options.first_seed + options.seeds), options.rows)
     if options.json:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 
 import torch
-from proof_power import spec_with, word
+from tiny_spec import spec_with, word
 from torch import Tensor
 
 from murmur.data.shards import Shards

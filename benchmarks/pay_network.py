@@ -9,8 +9,7 @@ from typing import Any
 
 from pay_trainers import Rule
 from pay_workers import WORKERS, View, Worker
-from proof_power import Changes, spec_with, word
-from score_rules import RULES, SEQUENCES, RuleScores
+from tiny_spec import Changes, spec_with, word
 
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked
@@ -24,11 +23,9 @@ from gauntlet.sketch import Sample, Sketch
 from gauntlet.weights import weights
 from murmur.data.shards import Shards
 from murmur.lab.arena.agree import consensus, pooled
-from murmur.protocol.assignment import Draw
 from murmur.protocol.spec import RunSpec
-from murmur.protocol.types import Digest, Page, PeerId, Uid
+from murmur.protocol.types import Digest, PeerId, Uid
 from murmur.training.evaluate import held_out_loss
-from murmur.training.loader import sequences
 from murmur.training.probe import Prober
 from murmur.training.replica import Replica, genesis_theta
 from sparseloco.update import Update
@@ -56,9 +53,8 @@ NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "leaning": (6, ("split_inflated", "momentum", "half_momentum")),
     "crowding": (6, ("private_direction", "split_values")),
     "swarm_80": (4, ("swarm_80",)),
-    "study": (4, ("half_work", "double_steps", "half_rate")),
 }
-"""Number of full workers, and who is with them. `study` is for comparing rules, and not part of the bench."""
+"""Number of full workers, and who is with them."""
 
 EVALUATING = 3
 """Validators of the equal network that evaluate; the last one copies."""
@@ -110,13 +106,12 @@ class Plan:
     rounds: int
     changes: Changes
     rule: Rule
-    rules: bool = False
 
     def key(self, seed: int) -> Line:
         """What a line has to say to be this plan's."""
         full = self.full or NETWORKS[self.network][0]
         named = {"model": self.model, "network": self.network, "full": full, "rounds": self.rounds}
-        return named | {"set": self.changes, "rule": vars(self.rule), "rules": self.rules, "seed": seed}
+        return named | {"set": self.changes, "rule": vars(self.rule), "seed": seed}
 
     def spec(self, shards: Shards) -> RunSpec:
         tables = {name: dict(fields) for name, fields in MODELS[self.model].items()}
@@ -140,7 +135,6 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
     stakes = dict.fromkeys([*(validator.peer for validator in validators), PeerId(word("copying"))], 1)
     judge, copied, step = Replica(spec, theta), dict[Uid, float](), None
     updates: dict[PeerId, Update] = {}
-    by_rule = RuleScores(spec) if plan.rules else None
     rounds: list[Line] = []
     history: list[Mapping[PeerId, Update]] = []
     first_loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
@@ -157,7 +151,7 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         paid = pooled(posted, stakes)
         trust = left(posted | {PeerId(word("copying")): copied}, stakes)
         copied = paid
-        before, outer = {name: tensor.clone() for name, tensor in judge.theta.items()}, judge.outer
+        before = {name: tensor.clone() for name, tensor in judge.theta.items()}
         chosen = [updates[peer] for peer in sorted(contributing)]
         for worker in workers:
             worker.decided(chosen)
@@ -169,16 +163,6 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         for worker in workers:
             rounds[-1][worker.name] = _seen(worker, updates, contributing, paid, uids, judged[0])
             rounds[-1][worker.name]["progress"] = [went_on.get(peer) for peer in worker.hotkeys]
-        if by_rule is not None:
-            text = Draw("rules", run, number).distinct(spec.num_pages, SEQUENCES)
-            some = sequences(
-                shards.train, [Page(page * spec.page_tokens, spec.model.context) for page in text], spec.model.context
-            )
-            scores = by_rule(before, judge.theta, updates, outer, some)
-            for worker in workers:
-                rounds[-1][worker.name]["rules"] = {
-                    name: [scores[peer][name] for peer in worker.hotkeys if peer in scores] for name in RULES
-                }
         sys.stderr.write(f"{plan.network} seed {seed} round {number} loss {loss:.3f}\n")
     return key | {
         "workers": {worker.name: {"kind": worker.kind, "work": worker.work / plan.rounds} for worker in workers},

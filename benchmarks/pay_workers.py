@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 from pay_trainers import Rule, ruled
-from proof_power import word
+from tiny_spec import word
 from torch import Tensor
 
 from gauntlet.book import ScoreBook, eligible, in_doubt

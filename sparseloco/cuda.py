@@ -1,7 +1,7 @@
 """The codec in CUDA (csrc/cuda/codec.cu): the reference's results, bit for bit, for tensors on an NVIDIA GPU.
 
-The shared library is loaded by ctypes and does not use torch; it works on torch's current stream. The operators of
-sparseloco/operators.py use it for CUDA tensors. It does not decide whether it is used: sparseloco/ops.py does.
+The shared library is loaded by ctypes and does not use torch; it works on torch's current stream. It does not decide
+whether it is used: sparseloco/ops.py does.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparseloco import kernels, native, operators
+from sparseloco import calls, kernels, native
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import Unavailable
 from sparseloco.spectral import exact_products
@@ -66,7 +66,7 @@ def _run(name: str, regions: Tensor, *arguments: Any) -> None:
 
 
 def _status(name: str, regions: Tensor, *arguments: Any) -> int:
-    """Call it, and return the status that the function found, as in operators.py."""
+    """Call it, and return the status that the function found, as in calls.py."""
     fault = torch.full((1,), _FINE, dtype=torch.int64, device=regions.device)
     addresses = [part.data_ptr() if isinstance(part, Tensor) else part for part in (*arguments, fault)]
     with _stream_of(regions.device) as stream:
@@ -82,7 +82,7 @@ def _pointers(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(device)
 
 
-# --- the operators' kernels: as in operators.py, all tensors on one device; `threads` and `isa` are unused -----------
+# --- as in calls.py, all tensors on one device; `threads` and `isa` are unused ----------------------------------------
 
 
 def _compress(
@@ -130,11 +130,6 @@ def _aggregate(
     _run("murmur_cuda_aggregate", regions, payloads, *count, weights, rule, start, end)
 
 
-operators.compress_operator.register_kernel("cuda", _compress)
-operators.validate_operator.register_kernel("cuda", _validate)
-operators.aggregate_operator.register_kernel("cuda", _aggregate)
-
-
 # --- interface for ops.py ----------------------------------------------------------------------------------------
 
 
@@ -153,7 +148,7 @@ class Codec(native.Codec):
     """native.Codec for tensors on one GPU: same arguments, results and errors. `isa` is its architecture ("sm_90");
     `threads` is unused. Every method waits for its result."""
 
-    functions: ClassVar[operators.Functions] = operators.Functions(_compress, _validate, _aggregate)
+    functions: ClassVar[calls.Functions] = calls.Functions(_compress, _validate, _aggregate)
 
     def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """As native.Codec.products; computed on the CPU, where the records are."""

@@ -1,7 +1,6 @@
 """The codec in C++: the reference's results, bit for bit, at the speed of memory.
 
-`Codec` calls the library (sparseloco/operators.py) directly: the first call of a torch operator loads torch's compiler,
-which takes seconds. CPU tensors only. It does not decide whether it is used: sparseloco/ops.py does.
+CPU tensors only. It does not decide whether it is used: sparseloco/ops.py does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 from murmur.protocol.errors import ConfigError, InvalidSubmission
 from murmur.protocol.layout import Layout, TensorLayout
 from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId
-from sparseloco import operators
+from sparseloco import calls
 from sparseloco.floats import FLUSHES, destination, tensor_of
 from sparseloco.kernels import CPU, ISAS, library, refusal, region_table, tables, tensor_over, within
 from sparseloco.outer import (
@@ -33,8 +32,7 @@ from sparseloco.outer import (
 from sparseloco.update import Records, Update
 from sparseloco.wire import Submission, require_size
 
-_RULES = {"mean": 0, "contributor_mean": 1, "filtered_mean": 0}
-_PROBE = 2
+_MEAN, _PROBE = 0, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Codec:
     isa: str
     threads: int = 0
     device: torch.device = CPU
-    functions: ClassVar[operators.Functions] = operators.ON_CPU
+    functions: ClassVar[calls.Functions] = calls.ON_CPU
 
     def compress(
         self,
@@ -123,14 +121,14 @@ class Codec:
         if not present:
             return unchanged(theta, out), new_state, factors
         weights = peer_weights(present, len(updates), alpha=alpha, aggregate=aggregate, products=self.products)
-        new = self._move(theta, [update for update, _ in present], np.array(weights), _RULES[aggregate], out)
+        new = self._move(theta, [update for update, _ in present], np.array(weights), _MEAN, out)
         return new, new_state, factors
 
     def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """As spectral.exact_products, for at most 4096 updates."""
         layout = common_layout(updates)
         records = [tensor_over(update.records) for update in updates]
-        return operators.products(*tables(layout), records, numbers, *self._how())
+        return calls.products(*tables(layout), records, numbers, *self._how())
 
     def apply_probe(
         self, theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float
@@ -171,7 +169,7 @@ class Codec:
         places = np.cumsum([0, *(r.down * r.across * r.k for r in held)], dtype=np.uint64)
         regions, sizes = region_table([(index, tensor, region) for region in held]), tables(update.layout)[1]
         weights = weight.expand(len(tensors)).contiguous()
-        elements, moved = operators.moves(regions, sizes, record, weights, spans, places, *self._how())
+        elements, moved = calls.moves(regions, sizes, record, weights, spans, places, *self._how())
         ours = elements >= 0
         yield elements[ours], moved[ours]
 
@@ -191,7 +189,7 @@ class Codec:
         counts = [r.down * r.across * r.k for tensor in layout for r in tensor.regions]
         places = np.cumsum([0, *counts], dtype=np.uint64)
         regions, sizes = tables(layout)
-        operators.probe(regions, sizes, record, prepared(weights), spans, held, places, kept, undo, *self._how())
+        calls.probe(regions, sizes, record, prepared(weights), spans, held, places, kept, undo, *self._how())
 
     def _move(
         self,

@@ -3,12 +3,10 @@
 With p the contributors in PeerId order and R their number as the record names them, per tensor t and in fp32:
 
     mean (SparseLoCo, Eq. 2)   w = alpha * s_{p,t} / R;  acc += w * v_p;  theta -= acc
-    contributor_mean           w = alpha * s_{p,t};      acc += w * v_p;  theta_j -= acc_j / m_j
     filtered_mean              as mean, w times p's weight (sparseloco/spectral.py), which is 1 on average
 
-m_j counts the contributors whose index set contains j; if it is 0, theta_j stays. w is computed in float64 and rounded
-once; every multiply, add, divide and subtract after it is rounded separately. A w below 2^-96 counts as 0: with levels
-of at least 2^-29 no product is denormal.
+w is computed in float64 and rounded once; every multiply, add and subtract after it is rounded separately. A w below
+2^-96 counts as 0: with levels of at least 2^-29 no product is denormal.
 
 A contributor whose payload does not parse (None) has s = 0, takes no part in the medians and still counts in R.
 """
@@ -28,7 +26,7 @@ from sparseloco.spectral import Products, gram, trust
 from sparseloco.topk import blocks, elements, slabs, write_blocks
 from sparseloco.update import Norms, Update
 
-Aggregate = Literal["mean", "contributor_mean", "filtered_mean"]
+Aggregate = Literal["mean", "filtered_mean"]
 Scales = tuple[float, ...]
 """s of one peer, per tensor in layout order, 0 to 1."""
 
@@ -140,7 +138,7 @@ def outer_step(
             values = destination(out, tensor).copy_(before)
         parts = [(update, _weight(weight[index])) for (update, _), weight in zip(present, counted, strict=True)]
         for region in slabs(tensor):
-            step = _mean_step(parts, tensor, region, counted=aggregate == "contributor_mean").to(values.device)
+            step = _mean_step(parts, tensor, region).to(values.device)
             write_blocks(values, tensor, region, blocks(values, tensor, region) - step)
         new_theta[tensor.name] = values
     return new_theta, new_state, factors
@@ -166,27 +164,21 @@ def peer_weights(
     if aggregate == "filtered_mean":
         updates, factors = zip(*present, strict=True)
         trusted = trust(gram(updates, factors, products))
-    divisor = 1 if aggregate == "contributor_mean" else named
-    return tuple(
-        tuple(alpha * s * trusted[place] / divisor for s in factor) for place, (_, factor) in enumerate(present)
-    )
+    return tuple(tuple(alpha * s * trusted[place] / named for s in factor) for place, (_, factor) in enumerate(present))
 
 
 def _weight(value: float) -> Tensor:
     return fp32(value if value >= SMALLEST_WEIGHT else 0.0)
 
 
-def _mean_step(parts: list[tuple[Update, Tensor]], tensor: TensorLayout, region: Region, *, counted: bool) -> Tensor:
-    """Return acc of a slab, or acc / m if `counted`; fp32 [chunks, n]."""
+def _mean_step(parts: list[tuple[Update, Tensor]], tensor: TensorLayout, region: Region) -> Tensor:
+    """Return acc of a slab, fp32 [chunks, n]."""
     acc = torch.zeros(region.down * region.across, region.n, dtype=torch.float32)
-    holders = torch.zeros_like(acc)
     for update, weight in parts:
         chunks = update.chunks(tensor, region)
         # A chunk's indices are distinct, so each element receives one rounded addition: the order is the peers'.
         acc.scatter_add_(1, chunks.indices, chunks.codes.values() * weight)
-        if counted:
-            holders.scatter_add_(1, chunks.indices, torch.ones_like(chunks.indices, dtype=torch.float32))
-    return acc / holders.clamp(min=1.0) if counted else acc
+    return acc
 
 
 def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:

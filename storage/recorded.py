@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import BinaryIO
 
+from murmur import files
 from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from murmur.protocol.keys import is_final, trial
 from murmur.protocol.ports import ObjectFacts
@@ -24,7 +25,6 @@ _KEY = re.compile(r"[a-z0-9-]+(/[a-z0-9-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _MAX_KEY_CHARACTERS = 200
 _MAX_KEYS = 100_000
-_PARTIAL = ".partial"
 
 
 def record(bucket: RangedBucket, folder: Path, max_bytes: int, seconds_left: Callable[[], float]) -> None:
@@ -44,9 +44,7 @@ def record(bucket: RangedBucket, folder: Path, max_bytes: int, seconds_left: Cal
             data = bucket.get(key, max_bytes=max_bytes, timeout_seconds=seconds_left())
         except (ObjectMissing, ObjectTooLarge):
             continue
-        partial = path.with_name(path.name + _PARTIAL)
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        files.write(path, data, durable=False)
 
 
 def open_recorded_bucket(folder: Path, name: str, server: RangedBucket | None = None) -> "RecordedBucket":
@@ -100,7 +98,7 @@ class RecordedBucket(ReadOnly):
 
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
         names = os.listdir(self._folder) if self._folder.exists() else []
-        found = {name.replace(",", "/") for name in names if not name.endswith(_PARTIAL)}
+        found = {name.replace(",", "/") for name in names if not name.endswith(files.PARTIAL)}
         if self._server is not None:
             found |= set(self._server.list(prefix, max_keys=max_keys, timeout_seconds=timeout_seconds))
         return tuple(sorted(key for key in found if key.startswith(prefix))[:max_keys])

@@ -14,6 +14,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import NamedTuple
 
+from murmur import files
 from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from murmur.protocol.ports import Time
 from storage.realtime import REAL, seconds_until
@@ -84,13 +85,7 @@ def keep(path: Path, data: bytes) -> None:
         if path.exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{threading.get_ident()}")
-        try:
-            partial.write_bytes(data)
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)  # a full disk is needed for what must be saved
-            raise
+        files.write(path, data, durable=False)
 
 
 def mapped(path: Path) -> memoryview | None:

@@ -46,7 +46,7 @@ _VERSIONS = 3
 """Times that an object may be replaced during a read before giving up."""
 _READ_BYTES = 64 << 10
 """Small: a download that is stopped ends with its next block, and holds up its successor until then."""
-_ABORT_SECONDS = 5.0
+ABORT_SECONDS = 5.0
 _PAGE_KEYS = 1000
 _PAGES_OF_UPLOADS = 10
 
@@ -260,7 +260,7 @@ class S3Bucket:
         except BaseException:
             if upload is not None:
                 with suppress(StorageError):
-                    upload.abort(timeout_seconds=_ABORT_SECONDS)
+                    upload.abort(timeout_seconds=ABORT_SECONDS)
             raise
 
     def _send_all(self, upload: Parts, read_at: ReadAt, size: int, timeout_seconds: float) -> None:

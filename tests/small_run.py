@@ -1,6 +1,7 @@
 """A run whose rounds cost milliseconds: its spec, its data set, its owner."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from murmur.data import build
@@ -16,13 +17,23 @@ OWNER = FakeSigner("owner")
 MODEL = {"vocabulary": 264, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "context": 16}
 
 
-TEXT = str(Path(__file__).parents[1] / "docs/decisions/archive")
-"""This project's own text that does not change: with it every draw of a test's run would."""
+def text(file: Path) -> str:
+    """Write 70 kB of made-up sentences and return the file's name, a source of data sets. They never change: with the
+    text every draw of a test's run would."""
+    random = Random(0)
+    words = ["".join(random.choices("aeioubdklmnrst", k=random.randint(2, 9))) for _ in range(300)]
+    often = [1 / rank for rank in range(1, len(words) + 1)]
+    lines: list[str] = []
+    while sum(map(len, lines)) < 70_000:
+        lines.append(" ".join(random.choices(words, often, k=random.randint(5, 15))).capitalize() + ".\n")
+    file.write_text("".join(lines))
+    return str(file)
 
 
 def data_set(folder: Path) -> Digest:
-    """Shards of this project's own text; returns the index's digest."""
-    return build.build(TEXT, folder, shard_tokens=20_000, held_out_fraction=0.2, limit_bytes=40_000)
+    """Shards of made-up text; returns the index's digest."""
+    source = text(folder.with_name(f"{folder.name}.txt"))
+    return build.build(source, folder, shard_tokens=20_000, held_out_fraction=0.2, limit_bytes=40_000)
 
 
 def small_spec(

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
-from quantiser_study import compress as compress_by
-from quantiser_study import whole
 from torch import Tensor
 
 from benchmarks.evidence.settings import Setting
@@ -19,6 +17,7 @@ from murmur.training.checkpoint import Saved
 from murmur.training.replica import Replica
 from sparseloco.feedback import accumulate
 from sparseloco.outer import OuterState, bounds
+from sparseloco.topk import blocks, top_k, write_blocks
 from sparseloco.update import Norms, Update
 
 Tensors = dict[str, Tensor]
@@ -101,7 +100,7 @@ class Unquantised:
             name: accumulate(delta, error.get(name), self.setting.decay)
             for name, delta in pseudo_gradient(replica).items()
         }
-        sent, left = compress_by(acc, replica.layout, whole)
+        sent, left = largest_values(acc, replica.layout)
         if self.setting.feedback:
             self.errors[peer] = left
         return sent
@@ -125,6 +124,19 @@ class Unquantised:
 
     def forget(self, peer: int) -> None:
         self.errors.pop(peer, None)
+
+
+def largest_values(acc: Tensors, layout: Layout) -> tuple[Tensors, Tensors]:
+    """Return what Top-k keeps of every tensor, in full, and what it leaves: the codec without its levels."""
+    kept, left = {}, {}
+    for tensor in layout:
+        whole = torch.zeros(tensor.shape)
+        for region in tensor.regions:
+            values = blocks(acc[tensor.name], tensor, region)
+            places = top_k(values, region.k)
+            write_blocks(whole, tensor, region, torch.zeros_like(values).scatter_(1, places, values.gather(1, places)))
+        kept[tensor.name], left[tensor.name] = whole, acc[tensor.name] - whole
+    return kept, left
 
 
 class DiLoCo:

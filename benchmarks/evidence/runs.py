@@ -16,7 +16,7 @@ import torch
 from collusion import direction
 from collusion import sent as forged
 from pay_workers import inner_of
-from proof_power import word
+from tiny_spec import word
 from torch import Tensor
 
 from benchmarks.evidence.exchange import Exchange, Sent, exchange_of, saved_as

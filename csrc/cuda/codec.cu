@@ -528,22 +528,10 @@ validate_kernel(Table table, const uint8_t *records, Wide *counts, Wide *fault) 
 // order of additions is the payloads'.
 template <uint32_t RULE>
 __global__ void __launch_bounds__(WARP) aggregate_kernel(Table table, Aggregate job, Wide *fault) {
-    constexpr bool COUNTED = RULE == MURMUR_CONTRIBUTOR_MEAN;
     __shared__ __align__(16) float acc[CHUNK];
-    __shared__ uint16_t holders[COUNTED ? CHUNK : 1];
     __shared__ uint32_t words[RECORD_WORDS];
     const uint32_t lane = threadIdx.x;
-    for (uint32_t i = lane; i < CHUNK; i += WARP) {
-        acc[i] = 0.0f;  // afterwards the move of theta leaves zeros behind
-        if (COUNTED) holders[i] = 0;
-    }
-    // The step of element i, whose sum this is; the counts are left at zero.
-    auto share = [&](float total, uint32_t i) {
-        if (!COUNTED) return total;
-        const uint32_t count = max((uint32_t)holders[i], 1u);
-        holders[i] = 0;
-        return total / (float)count;
-    };
+    for (uint32_t i = lane; i < CHUNK; i += WARP) acc[i] = 0.0f;  // afterwards the move of theta leaves zeros behind
     Block b;
     for (locate(table, blockIdx.x, b); b.n; locate(table, b.number + gridDim.x, b)) {
         Fetched ahead = fetch(job.records[0] + b.record, b.bytes, lane);
@@ -561,7 +549,6 @@ __global__ void __launch_bounds__(WARP) aggregate_kernel(Table table, Aggregate 
                 const float size = code & 2 ? hi : lo;
                 const float product = code & 1 ? -size : size;
                 acc[index] = RULE == MURMUR_PROBE ? product : acc[index] + product;
-                if (COUNTED) ++holders[index];
             });
             if (found.status != MURMUR_OK) {
                 if (lane == 0) report(fault, b.number, found.status);
@@ -588,15 +575,14 @@ __global__ void __launch_bounds__(WARP) aggregate_kernel(Table table, Aggregate 
                     if (column >= b.width || index >= b.n) continue;
                     const float4 total = *(const float4 *)(acc + index);
                     *(float4 *)(acc + index) = {0.0f, 0.0f, 0.0f, 0.0f};
-                    const float4 moved = {v[i].x - share(total.x, index), v[i].y - share(total.y, index + 1),
-                                          v[i].z - share(total.z, index + 2), v[i].w - share(total.w, index + 3)};
+                    const float4 moved = {v[i].x - total.x, v[i].y - total.y, v[i].z - total.z, v[i].w - total.w};
                     __stcs((float4 *)(out + row * b.step + column), moved);
                 }
             }
         } else {
             for (uint32_t i = lane; i < b.n; i += WARP) {
                 const uint64_t at = i / b.width * b.step + i % b.width;
-                __stcs(out + at, __ldcs(theta + at) - share(acc[i], i));
+                __stcs(out + at, __ldcs(theta + at) - acc[i]);
                 acc[i] = 0.0f;
             }
         }
@@ -657,9 +643,7 @@ MURMUR_API int murmur_cuda_aggregate(int device, void *stream, const murmur_regi
                                      const uint8_t *const *records, uint32_t num_payloads, uint32_t num_tensors,
                                      const float *weights, uint32_t rule, const float *const *theta, float *const *out,
                                      uint64_t *fault) {
-    const auto kernel = rule == MURMUR_MEAN    ? aggregate_kernel<MURMUR_MEAN>
-                        : rule == MURMUR_PROBE ? aggregate_kernel<MURMUR_PROBE>
-                                               : aggregate_kernel<MURMUR_CONTRIBUTOR_MEAN>;
+    const auto kernel = rule == MURMUR_PROBE ? aggregate_kernel<MURMUR_PROBE> : aggregate_kernel<MURMUR_MEAN>;
     const Aggregate job{records, num_payloads, num_tensors, weights, theta, out};
     return launch(kernel, WARP, device, stream, Table{regions, num_regions}, job, (Wide *)fault);
 }

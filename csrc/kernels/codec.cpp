@@ -231,7 +231,7 @@ int murmur_validate(const murmur_plan *plan, const uint8_t *const *records, uint
 
 int murmur_aggregate(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
                      const float *weights, uint32_t rule, const float *const *theta, float *const *out) {
-    if (!is_valid(*plan) || rule > MURMUR_PROBE || (rule == MURMUR_PROBE && num_payloads != 1) || !num_payloads)
+    if (!is_valid(*plan) || (rule != MURMUR_MEAN && rule != MURMUR_PROBE) || (rule == MURMUR_PROBE && num_payloads != 1) || !num_payloads)
         return MURMUR_BAD_PLAN;
     const Aggregate job{records, num_payloads, plan->num_tensors, weights, rule, theta, out};
     const Kernels *kernels = kernels_for(plan->isa);

@@ -36,7 +36,7 @@ struct alignas(64) Scratch {
     WholeList all;  // of the one block whose first list was of no use
     float values[CHUNK + 64];
     uint32_t magnitudes[CHUNK + 64];
-    uint32_t holders[CHUNK + 64];
+    int32_t numbers[CHUNK + 64];  // one payload's, for inner products
     uint16_t indices[CHUNK + 64];
     Decoded decoded[2];
     // Of a full block: where the ones of its upper part are, and the lower parts of its indices.

@@ -36,9 +36,8 @@ enum murmur_status {
 enum murmur_isa { MURMUR_PLAIN = 0, MURMUR_AVX2 = 1, MURMUR_AVX512 = 2 };
 
 enum murmur_rule {
-    MURMUR_MEAN = 0,             /* out = theta - sum of w * v */
-    MURMUR_CONTRIBUTOR_MEAN = 1, /* out = theta - (sum of w * v) / holders */
-    MURMUR_PROBE = 2             /* one payload: out = theta - w * v, without a sum that starts at +0 */
+    MURMUR_MEAN = 0, /* out = theta - sum of w * v */
+    MURMUR_PROBE = 2 /* one payload: out = theta - w * v, without a sum that starts at +0 */
 };
 
 /* A grid of down x across blocks of one shape in a tensor (murmur/protocol/layout.py, Region). Block (i, j) begins at element

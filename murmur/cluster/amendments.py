@@ -5,7 +5,6 @@ their total number into the record. They are in force from the next round on. So
 another spec.
 """
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Protocol
 
 from loguru import logger
 
+from murmur import files
 from murmur.cluster.ledger import Ledger
 from murmur.protocol.cluster import Amendment, ClusterSpec, amended, encode_amendment, parse_amendment
 from murmur.protocol.errors import ConfigError, InvalidMessage, StorageError
@@ -123,9 +123,7 @@ class KeptAmendments:
         path, ledger = self._folder / f"{number:08d}", self._ledger
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(encode_amendment(amendment, ledger.run, number, ledger.group.signer()))
-            os.replace(partial, path)
+            files.write(path, encode_amendment(amendment, ledger.run, number, ledger.group.signer()))
         except OSError as fault:
             told = "cannot keep amendment {number} on this disk ({fault}); other members keep it"
             logger.warning(told, number=number, fault=str(fault))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from murmur import files
 from murmur.cluster.group_keys import Group, Token
 from murmur.cluster.ledger import CALL_SECONDS, Ledger
 from murmur.cluster.store_outage import KEY_REPLACED
@@ -122,9 +123,7 @@ def member_of(home: Path, run: Digest) -> PeerId:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / _MEMBER
     if not path.exists():
-        partial = path.with_name(f"{_MEMBER}.{os.getpid()}.partial")
-        partial.write_text(secrets.token_bytes(DIGEST_BYTES).hex())
-        os.replace(partial, path)
+        files.write(path, secrets.token_bytes(DIGEST_BYTES).hex().encode())
     try:
         member = bytes.fromhex(path.read_text())
     except ValueError:

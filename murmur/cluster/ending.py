@@ -1,11 +1,11 @@
 """How a cluster's member ends: after the run's last record, or drained."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
 
+from murmur import files
 from murmur.cluster.membership import Membership
 from murmur.cluster.rejoin import is_shown, theta_of_most
 from murmur.protocol.cluster import Drain
@@ -72,10 +72,8 @@ def _requests(member: Membership) -> Path:
 
 def drain(member: Membership, asked: Drain) -> None:
     """Note the request that we leave and delete it, now that we do: the next start is a new decision."""
-    partial = _requests(member).with_suffix(".partial")
     with suppress(OSError):
-        partial.write_text("\n".join([*_followed(member), asked.request]))
-        os.replace(partial, _requests(member))
+        files.write(_requests(member), "\n".join([*_followed(member), asked.request]).encode())
     with suppress(StorageError):
         member.ledger.left()
     logger.info(

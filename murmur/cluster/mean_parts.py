@@ -14,7 +14,8 @@ from loguru import logger
 
 from murmur.cluster.ledger import CALL_SECONDS, Ledger
 from murmur.node.fetch.opening import open_threads
-from murmur.node.fetch.payloads import MAX_THREADS, Lacking
+from murmur.node.fetch.payloads import Lacking
+from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.state.node_state import NodeState
 from murmur.protocol import keys
 from murmur.protocol.cluster import Contribution, MeanPart, Record, digest_of
@@ -158,7 +159,7 @@ class MeanMaker:
     def _gather(self, wanted: Sequence[Wanted]) -> Mapping[PeerId, Data | Fault]:
         if not wanted:
             return {}
-        return gather(wanted, timeout_seconds=self._seconds(), max_threads=MAX_THREADS, time=self._ledger.time)
+        return gather(wanted, timeout_seconds=self._seconds(), max_threads=FETCH_THREADS, time=self._ledger.time)
 
     @property
     def _plaintext_bytes(self) -> int:

@@ -1,11 +1,11 @@
 """Records of a cluster's last rounds on a member's disk, in case the store loses one."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
 
+from murmur import files
 from murmur.cluster.group_keys import Group
 from murmur.protocol.cluster import Record, encode_record, parse_record
 from murmur.protocol.errors import InvalidMessage
@@ -23,9 +23,8 @@ class RecordLog:
         """Save the round's record."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = self._path(round).with_suffix(".partial")
-            partial.write_bytes(encode_record(record, self._run, round, self._group.signer()))
-            os.replace(partial, self._path(round))
+            data = encode_record(record, self._run, round, self._group.signer())
+            files.write(self._path(round), data, durable=False)
             oldest = self._path(max(0, round - self._keep_rounds + 1)).name
             for path in self._folder.iterdir():
                 if path.name < oldest:

@@ -46,10 +46,10 @@ from murmur.data.sorted_runs import (
     read_documents,
     read_table,
     write_run,
-    write_whole,
 )
 from murmur.data.sources import documents
 from murmur.data.tokenizer import Tokenizer
+from murmur.files import write
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Digest
 
@@ -351,9 +351,9 @@ def _shards(
 
 def _write_index(out: Path, codec: Tokenizer, entries: Mapping[str, ShardEntry]) -> None:
     """The tokenizer's files, and last of all index.json. entries: by the shard's name."""
-    write_whole(out / TOKENIZER_CONFIG, [codec.config])
+    write(out / TOKENIZER_CONFIG, codec.config)
     if codec.file is not None:
-        write_whole(out / TOKENIZER, [codec.file])
+        write(out / TOKENIZER, codec.file)
     index = Index(
         version=2,
         tokenizer=codec.name,
@@ -363,7 +363,7 @@ def _write_index(out: Path, codec: Tokenizer, entries: Mapping[str, ShardEntry])
         train=tuple(entry for name, entry in entries.items() if name.startswith("train")),
         held_out=tuple(entry for name, entry in entries.items() if name.startswith("held-out")),
     )
-    write_whole(out / INDEX, [index.to_bytes()])
+    write(out / INDEX, index.to_bytes())
 
 
 def _token_bytes(codec: Tokenizer) -> int:
@@ -378,8 +378,8 @@ def _write_shard(shard: _Shard) -> ShardEntry:
         return ShardEntry.model_validate_json(done.read_bytes())
     data = npy_header(shard.token_bytes, shard.end - shard.begin) + _tokens(shard).tobytes()
     leaves = list_leaves(data)
-    write_whole(leaves_path, [leaves])
-    write_whole(path, [data])
+    write(leaves_path, leaves)
+    write(path, data)
     entry = ShardEntry(
         file=path.name,
         sha256=sha256(data).hexdigest(),
@@ -444,4 +444,4 @@ def end_with_parent() -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    write_whole(path, [json.dumps(value).encode()])
+    write(path, json.dumps(value).encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from murmur.data.index import INDEX, Index, ShardEntry
 from murmur.data.shards import Shards
-from murmur.data.sorted_runs import write_whole
+from murmur.files import whole, write
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Digest
 
@@ -39,7 +39,7 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
         }
     )
     data = joined.to_bytes()
-    write_whole(out / INDEX, [data])
+    write(out / INDEX, data)
     return Digest(sha256(data).digest())
 
 
@@ -70,6 +70,5 @@ def _place(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without hard links
-        partial = target.with_name(f"{target.name}.partial")
-        shutil.copyfile(source, partial)
-        os.replace(partial, target)
+        with source.open("rb") as read, whole(target.parent, target.name) as file:
+            shutil.copyfileobj(read, file, 1 << 20)

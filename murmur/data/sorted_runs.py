@@ -5,7 +5,6 @@ draws, so it does not depend on which process tokenises what, nor on how the tex
 a run of an external merge sort: the documents between two draws are one piece of each run.
 """
 
-import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from murmur.data.shards import little_endian
 from murmur.data.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
+from murmur.files import write
 
 RUN_BYTES = 16 << 20
 """Approximate text of a run: what a process holds at once, with its tokens."""
@@ -90,9 +90,7 @@ def write_run(batch: Batch) -> None:
     ]
     lengths = np.array([len(document) for document in documents], np.uint32)
     header = _HEADER.pack(_MAGIC, len(documents))
-    write_whole(
-        batch.path, [header, draws[order].tobytes(), lengths.tobytes(), *(document.data for document in documents)]
-    )
+    write(batch.path, header, draws[order].tobytes(), lengths.tobytes(), *(document.data for document in documents))
 
 
 def read_table(path: Path) -> Table:
@@ -120,14 +118,3 @@ def _table(file: BinaryIO) -> Table:
 def tokenizer_of(path: Path | None) -> Tokenizer:
     """Open the tokenizer, once per process. Raises ConfigError."""
     return byte_tokenizer() if path is None else open_tokenizer(path)
-
-
-def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file whole or not at all: its data are on disk before it has its name."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 
+from murmur import files
 from murmur.export import tensors
 from murmur.export.llama import Dtype
 from murmur.export.origin import CARD, Origin, Outer, card, small_files
@@ -17,7 +18,6 @@ from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest
-from murmur.training.checkpoint import sync
 
 Tell = Callable[[str], None]
 
@@ -92,10 +92,7 @@ def write(
         spec=spec.model_dump(mode="json"),
     )
     for name, data in {**small_files(origin, tokenizer), CARD: card(origin, named.theta is not None)}.items():
-        with (folder / name).open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        files.write(folder / name, data)
     return origin
 
 
@@ -113,9 +110,9 @@ def beside(folder: Path) -> Iterator[Path]:
             rmtree(left) if left.is_dir() else left.unlink()
         try:
             yield partial
-            sync(partial)
+            files.sync(partial)
             os.rename(partial, folder)
-            sync(folder.parent)
+            files.sync(folder.parent)
         except OSError as fault:
             raise ConfigError(
                 f"{partial} cannot be written ({fault.strerror}): an export needs room for its tensors and, "
@@ -135,9 +132,9 @@ def resumed(folder: Path) -> Iterator[Path]:
     partial, lock = _begun(folder)
     try:
         yield partial
-        sync(partial)
+        files.sync(partial)
         os.rename(partial, folder)
-        sync(folder.parent)
+        files.sync(folder.parent)
     finally:
         os.close(lock)
 

@@ -33,9 +33,9 @@ from murmur.export.tensors import as_json
 from murmur.export.trainer import Before, Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
 from murmur.export.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card, is_tuned, read_tuned
 from murmur.export.verify import Differs, Export, read_export, read_files, read_origin
+from murmur.files import sync, write
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Digest
-from murmur.training.checkpoint import sync
 
 WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
 MEASURED, MODEL = "measured.json", "model"
@@ -123,7 +123,7 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
                 _unchanged(order.data, work / SOURCE)
             else:
                 tell(f"reading {order.data}")
-                _write(work / SOURCE, _source(order.data).encode())
+                write(work / SOURCE, _source(order.data).encode())
                 rows = work / "rows"
                 rmtree(rows, ignore_errors=True)  # of a file that may have been corrected since
                 tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
@@ -251,7 +251,7 @@ def _unchanged(data: str, noted: Path) -> None:
 def _begin(path: Path, setting: Setting) -> None:
     """Record the setting, or check that it equals the recorded one."""
     if not path.exists():
-        return _write(path, setting.model_dump_json().encode())
+        return write(path, setting.model_dump_json().encode())
     _require(path.parents[1], Setting.model_validate_json(path.read_bytes()), setting)
 
 
@@ -261,15 +261,6 @@ def _require(partial: Path, begun: Setting, setting: Setting) -> None:
         raise ConfigError(
             f"{partial} was begun with another {', '.join(other)}: give the same again, another --out, or remove it"
         )
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 # --- stages ------------------------------------------------------------------------------------------------------
@@ -344,7 +335,7 @@ def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
     if is_first():
         path = ready.work / MEASURED
         before = json.loads(path.read_bytes())[:place] if place else []
-        _write(path, json.dumps([*before, found.model_dump()]).encode())
+        write(path, json.dumps([*before, found.model_dump()]).encode())
         _say(ready, place, say)
 
 
@@ -373,10 +364,10 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     )
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         copyfile(order.folder / name, partial / name)
-    _write(partial / CONFIG, as_json(table))
-    _write(partial / GENERATION, as_json(generation_config(origin.end) | {"eos_token_id": ready.ends}))
-    _write(partial / "README.md", card(tuned))
-    _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
+    write(partial / CONFIG, as_json(table))
+    write(partial / GENERATION, as_json(generation_config(origin.end) | {"eos_token_id": ready.ends}))
+    write(partial / "README.md", card(tuned))
+    write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
     for path in partial.iterdir():
         path.chmod((partial / CONFIG).stat().st_mode)  # safetensors makes its files readable by their owner only
         sync(path)

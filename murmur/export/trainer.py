@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback,
 from trl import SFTConfig, SFTTrainer
 
 from murmur.export.recipes import Recipe, Schedule, Stage
-from murmur.training.checkpoint import sync
+from murmur.files import sync, write
 
 SEED = 0
 WHOLE = "whole"
@@ -224,9 +224,7 @@ def _cut(log: Path, number: int, step: int) -> None:
     if not log.exists():
         return
     kept = [line for line in log.read_text(encoding="utf-8").splitlines(True) if _before(line, number, step)]
-    partial = log.with_suffix(".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    os.replace(partial, log)
+    write(log, "".join(kept).encode())
 
 
 def _before(line: str, number: int, step: int) -> bool:

@@ -11,13 +11,13 @@ RUN/run.json      the amendments that were settled at the owner's last look
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from murmur import files
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.run import Amendment
 from murmur.protocol.spec import RunSpec, build, parse_text
@@ -90,13 +90,7 @@ def finish(path: Path, table: Mapping[str, Any], data: Path) -> RunFolder:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, readable by its owner only: its data are on disk before it has its name."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    files.write(path, data, mode=0o600)
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

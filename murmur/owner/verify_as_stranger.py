@@ -13,6 +13,7 @@ from murmur.node.config.settings import NetworkConfig
 from murmur.node.fetch.sources import Sources
 from murmur.node.observe import reader
 from murmur.node.sync.dataset import RemoteShards, open_data
+from murmur.owner.publish import SLOWEST_BYTES_PER_SECOND
 from murmur.protocol import keys
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError, StorageError
 from murmur.protocol.run import Run
@@ -21,7 +22,6 @@ from murmur.training import checkpoint
 from storage.s3 import RangedBucket
 
 READ_SECONDS = 120.0
-SLOWEST_BYTES_PER_SECOND = 125_000.0
 TOKENIZER_MAX_BYTES = 256 << 20
 BESIDE = 16
 """Concurrent requests: a large data set has tens of thousands of objects."""

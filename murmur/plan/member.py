@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from murmur.cluster.turns import CHECKPOINT_ROUNDS_KEPT
-from murmur.plan.phases import FETCH_THREADS, Phase, TrainerSetting, Work, restart_phases
+from murmur.node.fetch.threads import FETCH_THREADS
+from murmur.plan.phases import Phase, TrainerSetting, Work, restart_phases
 from murmur.plan.requirements import DAY_SECONDS, TrainerPlan
 from murmur.plan.timeline import Timed, amount, phase_seconds, schedule
 from murmur.protocol.cluster import ClusterSpec

@@ -11,25 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from murmur.protocol.spec import ClockSpec, RunSpec, TrainingSpec
+from gauntlet.agreement import COPIES
+from murmur.node.fetch.threads import FETCH_THREADS, OPEN_THREADS, PART_THREADS, PREFETCH_THREADS, beside_each_other
+from murmur.protocol.merkle import SECTION_BYTES
+from murmur.protocol.spec import WINDOW_MARGIN_BLOCKS, ClockSpec, RunSpec, TrainingSpec
 from murmur.training.memory import PLACE_BYTES, Role, Trainer
 from murmur.training.muon_assignment import muon_flops
-from murmur.training.sizes import FP32, Sizes, flops_per_token
+from murmur.training.sizes import FILE_BYTES, FP32, Sizes, flops_per_token
+from storage.s3 import PART_BYTES
 
-PART_BYTES = 16 << 20
-"""Part of an upload (storage/s3.py), and section of a payload that is read back (murmur/protocol/merkle.py)."""
-FILE_BYTES = 1 << 30
-"""Approximate size of a file of saved state; files are written and read concurrently
-(murmur/training/checkpoint.py)."""
-FETCH_THREADS, OPEN_THREADS, PREFETCH_THREADS, PART_THREADS = 16, 8, 3, 64
-"""Objects fetched, hashed and opened concurrently (murmur/node/fetch/payloads.py), and parts of shards
-(murmur/node/sync/dataset.py)."""
-COPIES = 2
-"""Validators that copy a payload unasked (gauntlet/agreement.py)."""
 VALIDATORS = 3
 """Number of validators of equal stake that share the copies, unless a plan gives another."""
-POST_BLOCKS = 2
-"""Most blocks until a post is in a block (murmur/protocol/spec.py)."""
 SELECT_CALLS = 5
 """Calls to the chain for a selection."""
 
@@ -184,7 +176,7 @@ class TrainerSetting(ABC):
 
     def hashed(self, num_bytes: int) -> Work:
         """sparseloco/digest.py theta_digest."""
-        return Work(num_bytes, "hash", min(self.threads, -(-num_bytes // PART_BYTES)))
+        return Work(num_bytes, "hash", min(self.threads, -(-num_bytes // SECTION_BYTES)))
 
     def loaded(self, num_bytes: int) -> tuple[Work, ...]:
         """murmur/training/checkpoint.py load: files are mapped, read while hashed, and copied to their place."""
@@ -292,8 +284,8 @@ class Setting(TrainerSetting):
     def gathered_first(self) -> int:
         """Payloads that a validator has read when it has all contributors', in the book's order, best first. Concurrent
         downloads share the link and complete together (murmur/node/fetch/payloads.py)."""
-        rows = -(-self.sizes.contributors // FETCH_THREADS)
-        return min(self.sizes.gathered, rows * -(-self.sizes.contributors // rows))
+        row = beside_each_other(self.sizes.contributors)
+        return min(self.sizes.gathered, row * -(-self.sizes.contributors // row))
 
     @property
     def copied_payloads(self) -> float:
@@ -311,7 +303,7 @@ class Setting(TrainerSetting):
         return Work(calls, "call"), Work(sizes.sampled, "down"), Work(sizes.sampled, "hash")
 
     def posted(self) -> Work:
-        return Work(seconds(self.spec.clock, POST_BLOCKS), "wait")
+        return Work(seconds(self.spec.clock, WINDOW_MARGIN_BLOCKS), "wait")
 
 
 def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:

@@ -4,16 +4,18 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from murmur.plan.phases import COPIES, POST_BLOCKS, Opening, Phase
+from gauntlet.agreement import COPIES
+from murmur.plan.machine import GB
+from murmur.plan.phases import Opening, Phase
 from murmur.plan.presets import NO_DATA
 from murmur.plan.rate_milestones import milestones
 from murmur.plan.requirements import COVENANT, ROLES, Plan, TrainerPlan, transfer_seconds, utilization
 from murmur.plan.timeline import Timed
 from murmur.protocol.run import Run
+from murmur.protocol.spec import WINDOW_MARGIN_BLOCKS
 from murmur.training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_total
 from murmur.training.sizes import size_words
 
-GB = 10**9
 MARKS: dict[Opening, str] = {
     "commit": "block D is final: commitments are counted",
     "reveal": "block V is final: keys are read",
@@ -280,7 +282,7 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
     )
     yield from wrapped(
         f"Assumed: {sizes.gathered} peers mine, {sizes.contributors} contribute, the same as in the round before; a "
-        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; {data}; transfers have the link to "
+        f"post takes {WINDOW_MARGIN_BLOCKS * plan.spec.clock.block_seconds:g} s; {data}; transfers have the link to "
         f"themselves. {plan.validators} validators of equal stake share {COPIES} copies of each payload. A validator "
         f"evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
         "this release (murmur/plan/phases.py).",

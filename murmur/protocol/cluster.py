@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.layout import DenseLayout, Layout
-from murmur.protocol.messages import KEY_BYTES, encode_document, link_of, parse_document, parse_json
+from murmur.protocol.messages import KEY_BYTES, NO_ROUND, encode_document, link_of, parse_document, parse_json
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.run import changed
 from murmur.protocol.spec import (
@@ -34,7 +34,6 @@ from murmur.protocol.types import MAX_UIDS, Digest, PeerId, Selection
 GROUP = PeerId(bytes(32))
 """The signer of a record: the group."""
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
-_NO_ROUND = 0
 """In the head of a document that belongs to no one round."""
 _RECORD, _CLAIM, _BEAT, _AMENDMENT, _DRAIN, _MEAN = "record", "claim", "beat", "amend", "drain", "mean"
 AMENDABLE = {
@@ -276,12 +275,12 @@ def parse_amendment(data: bytes, run: Digest, number: int, verify: Verify) -> Am
 
 
 def encode_drain(drain: Drain, run: Digest, signer: Signer) -> bytes:
-    return encode_document(_DRAIN, run, _NO_ROUND, drain.model_dump(mode="json"), signer)
+    return encode_document(_DRAIN, run, NO_ROUND, drain.model_dump(mode="json"), signer)
 
 
 def parse_drain(data: bytes, run: Digest, member: PeerId, verify: Verify) -> Drain:
     """Raises InvalidMessage."""
-    return _checked(Drain, parse_document(data, _DRAIN, run, _NO_ROUND, member, verify))
+    return _checked(Drain, parse_document(data, _DRAIN, run, NO_ROUND, member, verify))
 
 
 def encode_claim(claim: Claim, run: Digest, round: int, signer: Signer) -> bytes:
@@ -304,12 +303,12 @@ def parse_part(data: bytes, run: Digest, round: int, owner: PeerId, verify: Veri
 
 
 def encode_beat(beat: Beat, run: Digest, signer: Signer) -> bytes:
-    return encode_document(_BEAT, run, _NO_ROUND, beat.model_dump(mode="json"), signer)
+    return encode_document(_BEAT, run, NO_ROUND, beat.model_dump(mode="json"), signer)
 
 
 def parse_beat(data: bytes, run: Digest, member: PeerId, verify: Verify) -> Beat:
     """Raises InvalidMessage."""
-    return _checked(Beat, parse_document(data, _BEAT, run, _NO_ROUND, member, verify))
+    return _checked(Beat, parse_document(data, _BEAT, run, NO_ROUND, member, verify))
 
 
 def _checked(kind: type[T], body: Mapping[str, object]) -> T:

@@ -320,6 +320,8 @@ def parse_reveal(data: bytes | memoryview) -> Reveal:
 _DOCUMENT = struct.Struct("<4sI8s32sI32s64s")
 _DOCUMENT_MAGIC = b"MURD"
 _KIND_BYTES = 8
+NO_ROUND = 0
+"""Round of a document that belongs to none."""
 DOCUMENT_MAX_BYTES = 8 << 20
 _MAX_DEPTH = 32
 _MAX_INTEGER = (1 << 64) - 1

@@ -152,7 +152,7 @@ class OuterSpec(Table):
     """`alpha` is the outer learning rate; `aggregate` the rule of docs/protocol.md section 7."""
 
     alpha: Rate = 1.0
-    aggregate: Literal["mean", "contributor_mean", "filtered_mean"] = "mean"
+    aggregate: Literal["mean", "filtered_mean"] = "mean"
 
 
 Exchange = Literal["sparse", "int8"]

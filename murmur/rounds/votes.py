@@ -10,7 +10,7 @@ from gauntlet.agreement import Log, Order, abstention, named, vote_by, vote_for
 from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import who_committed
 from gauntlet.selection import Ranking, in_order
-from murmur.node.fetch.payloads import MAX_THREADS
+from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.node import Node
 from murmur.node.sync.repair_requests import say_wanted
 from murmur.protocol import keys
@@ -150,7 +150,7 @@ class Votes:
             if self.seen[peer].payload is None
         ]
         payloads = gather(
-            wanted, timeout_seconds=seconds / 2, max_threads=MAX_THREADS, cache=node.state.cache, time=node.time
+            wanted, timeout_seconds=seconds / 2, max_threads=FETCH_THREADS, cache=node.state.cache, time=node.time
         )
         self.want(round, {peer for peer, found in payloads.items() if isinstance(found, Fault)})
         wanted = [
@@ -164,7 +164,7 @@ class Votes:
             if self.seen[peer].reveal is None
         ]
         left = seconds_until(until, node.time)
-        reveals = gather(wanted, timeout_seconds=left, max_threads=MAX_THREADS, time=node.time)
+        reveals = gather(wanted, timeout_seconds=left, max_threads=FETCH_THREADS, time=node.time)
         items = [
             (self.seen[peer], payloads.get(peer, self.seen[peer].payload), reveals.get(peer, self.seen[peer].reveal))
             for peer in peers

@@ -10,7 +10,6 @@ concurrently, on as many threads as torch computes with.
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,16 +24,15 @@ import torch
 from torch import Tensor
 
 from murmur.data.shards import Fetch
+from murmur.files import whole
 from murmur.protocol.errors import CheckpointCorrupt, InvalidMessage
 from murmur.protocol.messages import canonical_json, parse_json
 from murmur.protocol.types import DIGEST_BYTES, Digest
+from murmur.training.sizes import FILE_BYTES
 
 Shapes = Mapping[str, tuple[int, ...]]
 S = TypeVar("S")
 T = TypeVar("T")
-
-FILE_BYTES = 1 << 30
-"""Tensors are grouped, in order of name, into files of at most this size; a larger tensor has a file of its own."""
 
 MAX_MANIFEST_BYTES = 16 << 20
 _LENGTH_BYTES = 8
@@ -73,7 +71,6 @@ def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: Fa
         for group, (digest, num_bytes) in zip(groups, written, strict=True)
     ]
     digest, _ = _write(folder, ".json", [canonical_json({"version": 1, "facts": dict(saved.facts), "files": files})])
-    sync(folder)
     return digest
 
 
@@ -294,32 +291,13 @@ def _read(path: Path, max_bytes: int, digest: Digest) -> memoryview:
 def _write(
     folder: Path, suffix: str, pieces: Iterable[bytes | memoryview], stopped: Callable[[], bool] = lambda: False
 ) -> tuple[Digest, int]:
-    """Write a file under its sha256, whole or not at all; return its digest and size. Data reach the disk before the
-    name does, even when the machine loses power."""
+    """Write a file under its sha256, whole or not at all; return its digest and size."""
     hashed = sha256()
-    descriptor, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
-    try:
-        with open(descriptor, "wb", buffering=0) as file:
-            for piece in pieces:
-                if stopped():
-                    raise GivenUp
-                hashed.update(piece)
-                left = memoryview(piece)
-                while left:
-                    left = left[file.write(left) :]
-            size = file.tell()
-            os.fsync(file.fileno())
-        os.replace(partial, folder / f"{hashed.hexdigest()}{suffix}")
-    except BaseException:
-        os.unlink(partial)
-        raise
+    with whole(folder, lambda: f"{hashed.hexdigest()}{suffix}", mode=0o600) as file:
+        for piece in pieces:
+            if stopped():
+                raise GivenUp
+            hashed.update(piece)
+            file.write(piece)
+        size = file.tell()
     return Digest(hashed.digest()), size
-
-
-def sync(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

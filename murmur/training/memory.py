@@ -37,7 +37,8 @@ PROCESS_BYTES = 360_000_000
 """Memory of a process before it holds a model: Python, torch and the chain's SDK (measured on a CPU)."""
 
 SLAB_BYTES = 1 << 28
-"""Bytes of theta that are compressed at once on a GPU (murmur/training/trainer.py)."""
+"""fp32 bytes of theta that are compressed at once on a GPU: error feedback and theta are copied there slab by slab
+(murmur/training/trainer.py)."""
 
 PLACE_BYTES = 8
 """Bytes of a value's position, on its way to a GPU (sparseloco/outer.py moves)."""

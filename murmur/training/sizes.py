@@ -7,6 +7,10 @@ from typing import Literal
 from murmur.data.index import BLOCK_BYTES, SHARD_TOKENS, leaves_bytes
 from murmur.protocol.spec import ModelSpec, RunSpec, TrainingSpec
 
+FILE_BYTES = 1 << 30
+"""A file of saved state has at most this size, unless one tensor is larger: files are written and read concurrently
+(murmur/training/checkpoint.py)."""
+
 LOGITS_PER_CHUNK = 1 << 26
 """Logits that murmur/training/model.py holds at once: 256 MiB in fp32. A 262,144-row vocabulary is processed 256
 positions at a time."""

@@ -18,6 +18,7 @@ from murmur.training.batch_trial import Fit, fit
 from murmur.training.host import Area, copy, model_bytes, model_tensors
 from murmur.training.inner import InnerReport, OnStep, Stopped, autocast, inner_round, never
 from murmur.training.loader import ahead, batches
+from murmur.training.memory import SLAB_BYTES
 from murmur.training.model import Transformer
 from murmur.training.optimizer import load_adam_state, make_optimizer, state_shapes, store_adam_state
 from murmur.training.parallel import Ranks, local, together
@@ -29,9 +30,6 @@ from sparseloco.update import Update
 EVALUATION_TOKENS = 1024
 """Positions evaluated at once. Evaluation always runs batches of this one size, so that a sequence's loss does not
 depend on the other sequences: a matrix library may sum in another order for another number of rows."""
-
-SLAB_BYTES = 1 << 28
-"""fp32 bytes of theta compressed at once on a GPU: error feedback and theta are copied there slab by slab."""
 
 ENDS, RECORDS, TOKENS = "ends", "records", "tokens"
 

@@ -56,7 +56,7 @@ def small(bench: ModuleType, shards: Shards, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def plan(bench: ModuleType, network: str, rounds: int) -> Any:
-    return bench.Plan("local", network, 2, rounds, SMALL, bench.Rule(), rules=network == "study")
+    return bench.Plan("local", network, 2, rounds, SMALL, bench.Rule())
 
 
 def line(pays: dict[str, list[float]], **more: Any) -> dict[str, Any]:
@@ -95,18 +95,6 @@ def test_ratios_are_of_a_worker_to_the_mean_of_full_ones(bench: ModuleType) -> N
     assert found["split_in_two"]["ratio_max"] == pytest.approx(2.0)
     assert found["split_in_two"]["ratio_min"] == pytest.approx(0.5)
     assert found["half_work"]["ratio_median"] == pytest.approx((1.0 + 0.25) / 2)
-
-
-def test_pay_is_replayed_from_what_was_kept(small: ModuleType, shards: Shards) -> None:
-    from pay_network import play
-    from pay_rules import RULES, replayed
-
-    played = play(plan(small, "split", 3), 5, shards)
-    again = replayed(played, RULES["merit"])
-    for row, other in zip(played["by_round"], again["by_round"], strict=True):
-        assert {name: other[name]["pay"] for name in played["workers"]} == pytest.approx(
-            {name: row[name]["pay"] for name in played["workers"]}
-        )
 
 
 def test_the_swarm_is_measured_by_its_share_and_by_progress_over_the_equal_networks(bench: ModuleType) -> None:

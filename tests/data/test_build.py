@@ -7,13 +7,14 @@ import sys
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from murmur import files
 from murmur.data import build as building
 from murmur.data import sorted_runs
 from murmur.data.build import BUILDING, build
@@ -145,20 +146,20 @@ OPTIONS: dict[str, Any] = {"shard_tokens": 2500, "held_out_fraction": 0.2, "seed
 def dying(monkeypatch: pytest.MonkeyPatch, at: int, after: bool) -> Callable[[], int]:
     """The build dies before, or `after`, its write number `at`. Returns a counter of writes."""
     count = 0
-    real = sorted_runs.write_whole
+    real = files.write
 
-    def write(path: Path, parts: Iterable[Any]) -> None:
+    def write(path: Path, *parts: Any) -> None:
         nonlocal count
         count += 1
         if count == at and not after:
             path.with_name(f"{path.name}.1.partial").write_bytes(b"half of it")
             raise Killed
-        real(path, parts)
+        real(path, *parts)
         if count == at:
             raise Killed
 
     for module in (sorted_runs, building):
-        monkeypatch.setattr(module, "write_whole", write)
+        monkeypatch.setattr(module, "write", write)
     return lambda: count
 
 

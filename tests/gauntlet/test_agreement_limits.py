@@ -18,17 +18,16 @@ from gauntlet.agreement import (
     vote_for,
     vote_weights,
 )
-from murmur.protocol.types import PeerId, Uid
-from tests.gauntlet.agreement_reference import (
-    PAIRS,
+from murmur.lab.simulation.plain_agreement import (
     plain_places,
     plain_ref,
     plain_runners,
     plain_supported,
     plain_voters,
-    random_case,
 )
+from murmur.protocol.types import PeerId, Uid
 from tests.gauntlet.agreement_scenes import OURS
+from tests.gauntlet.random_rounds import STATE_REFS, random_case
 from tests.gauntlet.world import peer_id
 
 
@@ -45,7 +44,7 @@ def anything(random: Random, round: int, peers: Collection[PeerId], blocks: Sequ
     found = []
     for peer in sorted(peers):
         for block in random.sample(blocks, min(len(blocks), random.randint(0, 4))):
-            state_ref = random.choice([*PAIRS, None])
+            state_ref = random.choice([*STATE_REFS, None])
             names = [Uid(uid) for uid in range(34) if random.random() < random.choice([0.1, 0.9])]
             found.append(
                 Post(block, peer, abstention(round) if state_ref is None else vote_for(round, names, state_ref))
@@ -71,7 +70,7 @@ def test_what_is_decided_in_a_final_block_nothing_that_is_said_later_changes():
     assert decided > 500
 
 
-def test_what_is_decided_by_the_order_while_some_are_silent_is_what_all_votes_by_x_come_to():
+def test_what_is_decided_by_the_order_while_some_are_silent_is_what_all_words_by_x_come_to():
     """Not only by rule, then: nobody who waits for X would find anything else."""
     early = 0
     for seed in range(4000):
@@ -84,7 +83,7 @@ def test_what_is_decided_by_the_order_while_some_are_silent_is_what_all_votes_by
         early += 1
         voters = {peer.id for peer in log.commit if peer.validates}
         posts = with_posts(log, anything(random, round, voters, range(found.block + 1, last + 1))).posts
-        voters = plain_voters(run, round, log.commit, 4, ever=True)
+        voters = plain_voters(run, round, log)
         assert plain_ref(voters, posts, last) == found.state_ref, seed
         supported = plain_supported(voters, plain_runners(run, round, log), posts, found.state_ref, last)
         expected = sorted((peer.id, envelope) for peer, envelope in plain_places(run, round, supported))
@@ -145,7 +144,7 @@ def test_whom_most_name_is_selected_whatever_the_others_say_unless_the_places_go
     assert seen > 800
 
 
-def test_nothing_that_is_written_over_a_vote_takes_it_back():
+def test_nothing_that_is_written_over_a_word_takes_it_back():
     """Another state, fewer names, an abstention, at any time: what it had said counts the same, at every block."""
     retracted = 0
     for seed in range(2000):
@@ -157,7 +156,7 @@ def test_nothing_that_is_written_over_a_vote_takes_it_back():
             for block in range(bound.block + 1, last + 1) if bound is not None else ():
                 if random.random() < 0.1:
                     other = random.choice(
-                        [state_ref for state_ref in [*PAIRS, None] if state_ref != bound.vote.state_ref]
+                        [state_ref for state_ref in [*STATE_REFS, None] if state_ref != bound.vote.state_ref]
                     )
                     names = [Uid(uid) for uid in range(34) if random.random() < 0.5]
                     same = [uid for uid in named(bound.vote) if random.random() < 0.5]

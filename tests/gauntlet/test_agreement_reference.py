@@ -5,18 +5,17 @@ from fractions import Fraction
 from random import Random
 
 from gauntlet.agreement import Agreed, Log, Tip, agreed, electorate, moved, order_of, outcome, remembered, vote_weights
-from murmur.protocol.run import Run
-from tests.gauntlet.agreement_reference import (
+from murmur.lab.simulation.plain_agreement import (
     plain_agreed,
     plain_places,
+    plain_remembered,
     plain_runners,
     plain_tip,
     plain_voters,
-    random_case,
-    random_history,
-    random_runs,
 )
+from murmur.protocol.run import Run
 from tests.gauntlet.agreement_scenes import ROUND, log_of, miner
+from tests.gauntlet.random_rounds import random_case, random_history, random_runs
 from tests.gauntlet.world import RUN, digest
 
 
@@ -42,7 +41,7 @@ def test_a_second_implementation_agrees_on_thousands_of_random_rounds():
         final = random.choice([last, last, random.randint(last - 41, last), last + 1])
         height = final + random.choice([0, 60])
         found = agreed(run, round, log, final, height)
-        assert found == plain_agreed(run, round, log, final, height), seed
+        assert found == plain_agreed(run, round, log, plain_voters(run, round, log), final, height), seed
         kinds[kind_of(found, log, run, round)] += 1
     # So the histories are worth something.
     assert len(kinds) == 9, kinds
@@ -52,10 +51,10 @@ def test_a_second_implementation_agrees_on_thousands_of_random_rounds():
 def test_a_second_implementation_knows_the_same_electorate_in_thousands_of_random_states():
     for seed in range(1500):
         run, round, log = random_case(seed)
-        voters = dict(plain_voters(run, round, log.commit, 4, ever=True))
+        voters = dict(plain_voters(run, round, log))
         found = vote_weights(run, round, log.commit)
         assert {peer: Fraction(stake, sum(found.values())) for peer, stake in found.items()} == voters, seed
-        lately = {peer for peer, _ in plain_voters(run, round, log.commit, 64, ever=False)}
+        lately = {peer for peer, _ in plain_remembered(run, round, log)}
         assert remembered(run, round, log.commit).keys() == lately, seed
 
 

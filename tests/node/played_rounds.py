@@ -31,7 +31,7 @@ from tests.specs import toy_spec
 
 RUN = Digest(sha256(b"run").digest())
 SPEC = toy_spec({"model": MODEL, "checkpoint_rounds": 3, "compression.k": 64})
-AMENDED = SPEC.model_copy(update={"outer": OuterSpec(alpha=0.3, aggregate="contributor_mean")})
+AMENDED = SPEC.model_copy(update={"outer": OuterSpec(alpha=0.3, aggregate="filtered_mean")})
 VOID = {1, 6}
 ROUNDS = 9
 FIRST = Digest(bytes(32))

@@ -1,5 +1,6 @@
 """A miner's own state on disk: the newest whole one, whatever was interrupted, and never a mixture of two."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -151,7 +152,7 @@ def test_a_process_that_dies_while_it_writes_leaves_the_state_of_before(
             def dead(*_: Any, **__: Any) -> None:
                 raise SystemExit  # the thread is gone, and does nothing more
 
-            context.setattr(checkpoint.os, name, dead)
+            context.setattr(os, name, dead)
             carrier.become(2.0)
             own.save()
             settled(own)
@@ -172,7 +173,7 @@ def test_a_full_disk_costs_the_write_and_not_the_state_of_before(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(checkpoint.os, "fsync", full)
+        context.setattr(os, "fsync", full)
         carrier.become(2.0)
         own.save()
         settled(own)

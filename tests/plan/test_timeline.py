@@ -4,21 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gauntlet import agreement
-from murmur.node.fetch import opening as payload_opening
-from murmur.node.fetch import payloads
-from murmur.node.sync import dataset
+from murmur.node.fetch.threads import FETCH_THREADS, beside_each_other
 from murmur.plan import presets
 from murmur.plan.phases import (
-    COPIES,
     DEADLINES,
-    FETCH_THREADS,
-    FILE_BYTES,
-    OPEN_THREADS,
-    PART_BYTES,
-    PART_THREADS,
-    POST_BLOCKS,
-    PREFETCH_THREADS,
     Opening,
     Phase,
     Setting,
@@ -31,11 +20,7 @@ from murmur.plan.phases import (
 from murmur.plan.rates import Rate, Rates
 from murmur.plan.requirements import ROLES, Plan
 from murmur.plan.timeline import Timed, amount, phase_seconds, schedule
-from murmur.protocol import merkle
-from murmur.protocol.spec import WINDOW_MARGIN_BLOCKS
-from murmur.training import checkpoint
 from murmur.training.memory import Role
-from storage import s3
 
 RATES = Rates(
     threads=4,
@@ -246,19 +231,13 @@ def test_a_restart_reads_back_a_snapshot_and_an_interval_of_payloads() -> None:
     assert (amount(miner, "cipher"), amount(miner, "apply")) == (log, log)
 
 
-def test_what_stands_in_other_modules_is_the_same_here() -> None:
-    assert FILE_BYTES == checkpoint.FILE_BYTES
-    assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
-    assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
-    assert PART_THREADS == dataset.PART_THREADS
+def test_a_validator_has_the_contributors_payloads_when_their_last_row_is_there() -> None:
     spec = presets.read("8b").first
     for contributors in range(1, 257):
         rules = spec.gauntlet.model_copy(update={"contributors": contributors, "reserve": 40})
         first = Setting(spec.model_copy(update={"gauntlet": rules}), 1, 1).gathered_first
-        row = payloads.beside_each_other(contributors)
-        assert row <= payloads.MAX_THREADS
+        row = beside_each_other(contributors)
+        assert row <= FETCH_THREADS
         assert contributors <= first < contributors + row
         assert first % row == 0
-    assert payloads.beside_each_other(20) == 10
-    assert (OPEN_THREADS, COPIES) == (payload_opening.OPEN_THREADS, agreement.COPIES)
-    assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS
+    assert beside_each_other(20) == 10

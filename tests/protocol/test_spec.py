@@ -61,7 +61,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("inner.peak_lr", float("nan"), "inner.peak_lr: Input should be"),
     ("inner.final_lr", float("inf"), "inner.final_lr: Input should be a finite number"),
     ("inner.steps", True, "inner.steps: Input should be a valid integer"),
-    ("outer.aggregate", "median", "outer.aggregate: Input should be 'mean', 'contributor_mean' or 'filtered_mean'"),
+    ("outer.aggregate", "median", "outer.aggregate: Input should be 'mean' or 'filtered_mean'"),
     ("outer.alpha", -1.0, "outer.alpha: Input should be greater than 0"),
     ("data.num_tokens", 257, "257 tokens make 1 pages, a peer needs 2 a round: use more data or smaller pages"),
     ("gauntlet.contributors", 257, "gauntlet.contributors: Input should be less than or equal to 256"),

@@ -171,9 +171,8 @@ def test_payload_and_digests_equal_the_golden_file():
             sync_values(theta, layout, Digest(bytes(range(32)))), PeerId(bytes(range(32, 64)))
         ).hex(),
     }
-    for rule in ("mean", "contributor_mean"):
-        stepped, after, _ = ops.outer_step(theta, [update, None, other], state, alpha=0.7, aggregate=rule)
-        found[f"theta_after_{rule}"] = theta_digest(stepped, layout, after).hex()
+    stepped, after, _ = ops.outer_step(theta, [update, None, other], state, alpha=0.7, aggregate="mean")
+    found["theta_after_mean"] = theta_digest(stepped, layout, after).hex()
     if os.environ.get("WRITE_GOLDEN") == "1":
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
     assert json.loads(GOLDEN.read_text()) == found

@@ -141,27 +141,21 @@ def held_positions(shape, records, k):
     return held.reshape(shape), records
 
 
-def aggregate(theta, updates, scales, alpha, rule, k):
+def aggregate(theta, updates, scales, alpha, k):
     """New theta. updates: (records, decoded dict) or None per contributor; scales: per contributor, per tensor name."""
     remaining = [None if update is None else update[0] for update in updates]
     new_theta = {}
     for name in sorted(theta):
         acc = np.zeros(theta[name].size, dtype=f32)
-        holders = np.zeros(theta[name].size, dtype=np.int64)
         for p, update in enumerate(updates):
             if update is None:
                 continue
             held, remaining[p] = held_positions(theta[name].shape, remaining[p], k)
-            divisor = len(updates) if rule == "mean" else 1
-            weight = f32(np.float64(alpha) * scales[p][name] / divisor)
+            weight = f32(np.float64(alpha) * scales[p][name] / len(updates))
             for j in np.flatnonzero(held):
                 acc[j] = f32(acc[j] + f32(weight * update[1][name].flat[j]))
-                holders[j] += 1
         new = theta[name].ravel().copy()
         for j in range(new.size):
-            step = acc[j]
-            if rule == "contributor_mean":
-                step = f32(acc[j] / f32(holders[j])) if holders[j] else f32(0)
-            new[j] = f32(new[j] - step)
+            new[j] = f32(new[j] - acc[j])
         new_theta[name] = new.reshape(theta[name].shape)
     return new_theta

@@ -105,7 +105,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
     monkeypatch.setattr(client, "_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(exchange, "_PUBLISH_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(s3, "_ABORT_SECONDS", 20.0)
+    monkeypatch.setattr(s3, "ABORT_SECONDS", 20.0)
     monkeypatch.setattr(upload, "ABORT_SECONDS", 20.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from murmur.data import build
 from murmur.data.shards import Shards
 from murmur.protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
-from tests.small_run import TEXT
+from tests.small_run import text
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +22,10 @@ def inner_spec() -> InnerSpec:
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of several shards a split, built from this project's own text."""
+    """A data set of several shards a split."""
     folder = tmp_path_factory.mktemp("data")
-    build.build(TEXT, folder, shard_tokens=4000, held_out_fraction=0.2, limit_bytes=60_000)
+    source = text(folder.with_name(f"{folder.name}.txt"))
+    build.build(source, folder, shard_tokens=4000, held_out_fraction=0.2, limit_bytes=60_000)
     return folder
 
 

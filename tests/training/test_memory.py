@@ -18,11 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from murmur.plan import presets
 from murmur.protocol.spec import ModelSpec, RunSpec
-from murmur.training import muon, trainer
+from murmur.training import muon
 from murmur.training.memory import (
     COMPUTING,
     PROCESS_BYTES,
-    SLAB_BYTES,
     Role,
     cpu_activations,
     disk_parts,
@@ -298,10 +297,6 @@ def test_the_host_takes_at_each_moment_what_a_process_was_measured_to_take(role:
     # Mapped files: the system's, but a process is measured with them.
     planned["restart"] += Sizes(spec).own if role == "miner" else Sizes(spec).model
     assert {moment: measured[moment] for moment in planned} == pytest.approx(planned, rel=0.05)
-
-
-def test_what_stands_in_other_modules_is_the_same_here() -> None:
-    assert trainer.SLAB_BYTES == SLAB_BYTES
 
 
 # --- disk --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """`murmur cluster drain`, `amend`, `close` and `rotate`: requests to a run from a holder of its token."""
 
-import os
 import secrets
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from murmur import files
 from murmur.cli.cluster.status import told_names
 from murmur.cli.run.amend import changes_of
 from murmur.cli.run.questions import agreed_to, say
@@ -152,12 +152,4 @@ def _amendment(changes: Mapping[str, Mapping[str, Any]]) -> Amendment:
 
 def replace_token(path: Path, line: str) -> None:
     """Write a token whole or not at all, readable by its owner only."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    files.write(path, f"{line}\n".encode(), mode=0o600)

@@ -8,13 +8,11 @@ from typing import Any
 
 from murmur.export.cost import Cost, StageCost, cost
 from murmur.export.recipes import recipe
-from murmur.plan.requirements import Plan
+from murmur.plan.machine import GB
+from murmur.plan.requirements import DAY_SECONDS, Plan
 from murmur.plan.timetable import duration
 from murmur.protocol.spec import RunSpec
 from murmur.training.memory import RESERVE
-
-GB = 10**9
-DAY_SECONDS = 86_400
 
 
 def show(source: str, plan: Plan, *, as_json: bool) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from murmur.lab.devnet import staking
 from murmur.lab.devnet.call import Events
+from murmur.lab.devnet.market import U16_MAX
 from murmur.lab.devnet.neurons import owner
 from murmur.lab.devnet.storage import Storage
 from murmur.lab.devnet.timelock import reveal
 
-U16_MAX = 0xFFFF
 EMISSION_PER_BLOCK_RAO = 10**9
 """Alpha that a subnet emits per block, until the first halving."""
 _MILLI = 1000

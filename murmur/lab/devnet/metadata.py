@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from murmur import files
 from murmur.protocol.errors import ConfigError
 
 SDK_VERSION = "11.3.0"
@@ -57,9 +58,7 @@ def fetch_metadata() -> Path:
     with tempfile.TemporaryDirectory(prefix="murmur-metadata-") as folder:
         metadata = _from_source_distribution(_download(Path(folder)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(metadata)
-    os.replace(file.name, path)  # atomic: a reader never sees half a file
+    files.write(path, metadata)
     return path
 
 

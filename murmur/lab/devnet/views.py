@@ -10,11 +10,11 @@ from typing import Any
 from murmur.lab.devnet import fees
 from murmur.lab.devnet.codec import compact
 from murmur.lab.devnet.extrinsic import parse
+from murmur.lab.devnet.market import U16_MAX
 from murmur.lab.devnet.neurons import owner
 from murmur.lab.devnet.staking import alpha_of, root_weight_of
 from murmur.lab.devnet.storage import Storage
 
-U16_MAX = 0xFFFF
 _METADATA_VERSION = 15
 _NO_AXON = dict.fromkeys(("block", "version", "ip", "port", "ip_type", "protocol", "placeholder1", "placeholder2"), 0)
 _NO_PROMETHEUS = dict.fromkeys(("block", "version", "ip", "port", "ip_type"), 0)

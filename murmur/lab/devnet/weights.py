@@ -5,9 +5,9 @@ is on, a plain call is refused; the rate limit and LastUpdate then apply to the 
 """
 
 from murmur.lab.devnet.call import Call
+from murmur.lab.devnet.market import U16_MAX
 from murmur.lab.devnet.staking import stake_of
 
-U16_MAX = 0xFFFF
 MAIN_MECHANISM = 0
 """The only mechanism here; the storage index of its weights is the netuid."""
 

@@ -12,7 +12,8 @@ from contextlib import suppress
 from math import inf
 from urllib.parse import urlsplit
 
-HOST = "127.0.0.1"
+from murmur.lab.localnet.ports import HOST
+
 CHUNK_BYTES = 16 << 10
 """Bytes in flight in each direction of a connection: with latency this bounds the speed, as on real paths."""
 LATE_SECONDS = 0.1

@@ -39,8 +39,7 @@ from murmur.owner.folder import to_toml
 from murmur.protocol.errors import ChainError
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import PeerId
-
-FP32_BYTES = 4
+from murmur.training.sizes import FP32
 
 
 @dataclass(slots=True)
@@ -198,7 +197,7 @@ def open_network(plan: Plan, say: Say) -> Network:
             f"{plan.rounds} rounds take about {plan.rounds * network.round_seconds / 60:.1f} minutes"
         )
         network.standing = Standing(devnet.url)
-        largest = 2 * max(spec.object_bytes, FP32_BYTES * spec.layout.num_parameters)
+        largest = 2 * max(spec.object_bytes, FP32 * spec.layout.num_parameters)
         network.recorder = Recorder(store, plan.folder, largest)
         if links is not None and plan.chaos is not None:
             homes = {name: member.home for name, member in everybody.items()}

@@ -7,10 +7,11 @@ from typing import Any
 from murmur.chain.adapter import open_chain
 from murmur.lab.localnet.chaos_report import Aftermath
 from murmur.lab.localnet.members import Member, address
-from murmur.lab.localnet.network import FP32_BYTES, Network
+from murmur.lab.localnet.network import Network
 from murmur.lab.localnet.plan import CALL_SECONDS, NETUID
 from murmur.protocol.errors import ChainError, ConfigError
 from murmur.protocol.types import hotkey
+from murmur.training.sizes import FP32
 
 Event = Mapping[str, Any]
 
@@ -38,7 +39,7 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
     }
     losses = [row["val_loss"] for row in rounds if row["val_loss"] is not None]
     shares = [row["utilization"] for row in rounds if row["utilization"] is not None]
-    dense = FP32_BYTES * network.spec.layout.num_parameters
+    dense = FP32 * network.spec.layout.num_parameters
     return {
         "rounds": rounds,
         "peers": peers,

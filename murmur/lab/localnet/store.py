@@ -9,13 +9,12 @@ server's.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from murmur import files
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.messages import encode_pointer
 from murmur.protocol.types import Pointer
@@ -68,10 +67,7 @@ def write_ready(path: Path, ready: StoreReady) -> None:
 
 def write_secret(path: Path, body: Mapping[str, Any]) -> None:
     """Write a JSON file that only its owner can read, whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(body, file)
-    os.replace(temporary, path)
+    files.write(path, json.dumps(body).encode(), mode=0o600)
 
 
 def _faults(body: object, names: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from murmur.chain import operator
 from murmur.chain.adapter import SubtensorChain, open_chain
-from murmur.lab.devnet.genesis import Genesis
+from murmur.lab.devnet.genesis import TAO, Genesis
 from murmur.lab.devnet.launch import Devnet, start
 from murmur.lab.devnet.market import cost
 from murmur.lab.localnet.plan import NETUID, Plan
@@ -17,7 +17,6 @@ from murmur.protocol.types import PeerId
 if TYPE_CHECKING:
     from bittensor.wallet import Wallet
 
-TAO = 10**9
 STAKE_RAO = 100 * TAO
 """Alpha of each validator. Its cost rises with each of them: eight of them have four fifths of the pool's."""
 FUNDS_RAO = 10_000 * TAO

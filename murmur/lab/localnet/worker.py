@@ -24,14 +24,15 @@ from pathlib import Path
 import torch
 
 from gauntlet.sketch import Sample, Sketch
+from murmur import files
 from murmur.data.shards import Shards
 from murmur.lab.localnet.faults import KINDS
 from murmur.node.config import adapters
 from murmur.node.config.adapters import Doors, connect, open_doors
 from murmur.node.config.settings import NodeConfig, load
 from murmur.node.doctor.bucket_trial import require_read_only
-from murmur.node.fetch.payloads import MAX_THREADS
 from murmur.node.fetch.sources import Sources
+from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.program.assemble import on_ranks
 from murmur.node.program.process import log_to_stderr, run_program
 from murmur.node.telemetry.events import Stopwatch
@@ -81,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def live(ranks: Ranks) -> None:
         if options.draft is not None:
             measured = rehearse(options.role, config, options.draft, ranks)
-            partial = options.ready.with_suffix(".partial")
-            partial.write_text(json.dumps(measured))
-            os.replace(partial, options.ready)
+            files.write(options.ready, json.dumps(measured).encode())
             while not options.go.exists():
                 time.sleep(POLL_SECONDS)
             shutil.rmtree(config.home / KEY)
@@ -188,7 +187,7 @@ class _Rehearsal:
             for peer in peers
             if (opener := sources.bucket_of(peer.id)) is not None and peer.id != self.doors.signer.peer
         ]
-        found = gather(wanted, timeout_seconds=30.0, max_threads=MAX_THREADS)
+        found = gather(wanted, timeout_seconds=30.0, max_threads=FETCH_THREADS)
         return sum(isinstance(data, bytes) for data in found.values())
 
     def _advance(self) -> None:

@@ -3,13 +3,13 @@
 So a restart follows exactly the same run, and needs neither the owner's bucket nor any other node.
 """
 
-import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
+from murmur import files
 from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.messages import canonical_json, parse_json
 from murmur.protocol.run import Run, parse_amendment
@@ -41,12 +41,7 @@ class RunFile:
     def save(self, run: Run) -> None:
         """Save `run` as the one to follow; the file is replaced whole or not at all."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = self._path.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            file.write(_encode(run))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._path)
+        files.write(self._path, _encode(run))
         for amendment in run.amendments:
             self.read.pop(amendment.digest, None)
 

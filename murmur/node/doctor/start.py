@@ -7,11 +7,11 @@ reached, after HANG_SECONDS if it hangs.
 """
 
 import json
-import os
 from collections.abc import Sequence
 
 from loguru import logger
 
+from murmur import files
 from murmur.node.config.settings import NodeConfig
 from murmur.node.doctor import bucket, chain, machine, run
 from murmur.node.doctor.examined_node import ExaminedNode
@@ -130,6 +130,4 @@ def _answered(node: ExaminedNode) -> dict[str, str] | None:
 def _remember(node: ExaminedNode) -> None:
     addresses = _addresses(node.config)
     if _answered(node) != addresses:
-        partial = node.home / f"{ANSWERED}.{os.getpid()}.partial"
-        partial.write_text(json.dumps(addresses))
-        os.replace(partial, node.home / ANSWERED)
+        files.write(node.home / ANSWERED, json.dumps(addresses).encode())

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.threads import OPEN_THREADS
 from murmur.protocol.errors import InvalidMessage, InvalidSubmission
 from murmur.protocol.layout import Layout
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope
@@ -15,10 +16,6 @@ from sparseloco.update import Update
 from storage.exchange import Data, Fault
 from storage.s3 import PART_BYTES
 from storage.seal import unseal
-
-OPEN_THREADS = 8
-"""Payloads that are opened, or checked, beside each other: the cipher keeps one core busy whatever their number is, and
-each has a core or two to itself with what is hashed, copied and parsed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Protocol
 from murmur.node.fetch.concurrency import beside
 from murmur.node.fetch.opening import Opened, open_pinned, open_threads
 from murmur.node.fetch.sources import Sources
+from murmur.node.fetch.threads import FETCH_THREADS, KEY_THREADS, PREFETCH_THREADS, beside_each_other
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, StorageError
 from murmur.protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
@@ -26,14 +27,6 @@ from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.realtime import REAL, seconds_until
 from storage.resume import Opening, keep, mapped
 from storage.seal import matches, signed_by
-
-MAX_THREADS = 16
-KEY_THREADS = 128
-"""Many: a key is small, and half of all hotkeys may be there to hold us up. Source:
-docs/decisions/0022-keys-fairly-collected.md."""
-PREFETCH_THREADS = 3
-"""Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
-
 
 ASK_SECONDS = 5.0
 """So long everybody is asked at most whether it has a copy of one payload, or a key .."""
@@ -95,7 +88,7 @@ def _gather(
     looked = beside(look, wanted, threads, time)
     here = {item.peer: data for item, data in zip(wanted, looked, strict=True) if data is not None}
     rest = [item for item in wanted if item.peer not in here]
-    return {**here, **gather(rest, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)}
+    return {**here, **gather(rest, timeout_seconds=timeout, max_threads=FETCH_THREADS, cache=cache, time=time)}
 
 
 def collect_pinned(
@@ -146,13 +139,6 @@ def _envelope_first(item: Wanted, committed: Digest, verify: Verify) -> Wanted:
         return item.accept(data)
 
     return replace(item, opening=Opening(ENVELOPE_BYTES, lambda head: pinned(head) and own(head)), accept=accept)
-
-
-def beside_each_other(contributors: int) -> int:
-    """How many payloads a validator reads at once: no more than MAX_THREADS, in rows that the contributors fill. What
-    travels together shares the link and is whole together, so others in their last row would hold them up, past V where
-    the link carries the contributors' payloads only."""
-    return -(-contributors // -(-contributors // MAX_THREADS))
 
 
 def collect_keys(
@@ -335,7 +321,7 @@ def _copies_of_others(
         return Wanted(peer, tuple(places), size, matches(envelope))
 
     wanted = [item for item in beside(shown, pairs, ASKED_FOR, time) if item.sources]
-    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)
+    return gather(wanted, timeout_seconds=timeout, max_threads=FETCH_THREADS, cache=cache, time=time)
 
 
 def _keys_of_others(

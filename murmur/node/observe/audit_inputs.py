@@ -24,14 +24,16 @@ from murmur.data.shards import Shards
 from murmur.node.chain.agreement import Agreement
 from murmur.node.chain.weights_status import UnseenReason, row_of
 from murmur.node.config.adapters import Doors
-from murmur.node.fetch.payloads import MAX_THREADS, fetch_keys, fetch_pinned
+from murmur.node.fetch.payloads import fetch_keys, fetch_pinned
 from murmur.node.fetch.reports import FETCH_SECONDS, LOOK_BACK_ROUNDS, Found, Reports
 from murmur.node.fetch.sources import Sources
+from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.node import Node
 from murmur.node.observe.reader import AsOf
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
 from murmur.node.sync.catchup import Followed, catch_up
+from murmur.node.sync.checkpoints import RETAINED_ROUNDS
 from murmur.node.telemetry.events import Events
 from murmur.protocol.errors import ChainError, ConfigError, InvalidMessage, InvalidSubmission, MurmurError, OutOfSync
 from murmur.protocol.messages import ENVELOPE_BYTES, Envelope, parse_envelope, parse_reveal
@@ -48,8 +50,6 @@ from storage.exchange import Data, Wanted
 from storage.seal import unseal
 
 GONE = "this chain node no longer has it"
-RETAINED_ROUNDS = 8
-"""Miners and validators keep payloads this many rounds longer than the interval of checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Archive:
             if len(named) > MAX_UIDS:
                 continue  # more than can exist: a report that wants us to fetch for ever
             ordered = sorted(named)
-            for first in range(0, len(ordered), MAX_THREADS):  # a few at a time: payloads are large
-                for past, records in self._records(round, ordered[first : first + MAX_THREADS]):
+            for first in range(0, len(ordered), FETCH_THREADS):  # a few at a time: payloads are large
+                for past, records in self._records(round, ordered[first : first + FETCH_THREADS]):
                     for sketches, earlier in zip(found, wanted, strict=True):
                         if past in earlier.names:
                             excerpt = earlier.sample.excerpt(records)
@@ -115,7 +115,7 @@ class Archive:
                 for p in {past.peer: past for past in wanted}.values()
             ],
             timeout_seconds=_seconds(spec, len(wanted)),
-            max_threads=MAX_THREADS,
+            max_threads=FETCH_THREADS,
         )
         objects = {peer: data for peer, data in sealed.items() if isinstance(data, bytes)}
         envelopes = {peer: parse_envelope(data[:ENVELOPE_BYTES]) for peer, data in objects.items()}

@@ -6,12 +6,12 @@ directly from the tensors' memory, which does not change between two compression
 written yet. That costs quality, and no other node anything (docs/protocol.md section 2).
 """
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
 
+from murmur import files
 from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.ports import Task, Time
 from murmur.protocol.types import DIGEST_BYTES, Digest
@@ -78,11 +78,7 @@ class InnerState:
     def _write(self, saved: Saved) -> None:
         try:
             digest = checkpoint.save(self.folder, saved, stopped=lambda: not self._wanted)
-            fresh = self.folder / f"{_LATEST}.partial"
-            fresh.write_text(digest.hex())
-            with fresh.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(fresh, self.folder / _LATEST)
+            files.write(self.folder / _LATEST, digest.hex().encode())
         except GivenUp:
             pass
         except OSError as fault:

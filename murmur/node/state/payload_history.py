@@ -2,7 +2,6 @@
 They are kept whole, since the chunks that a later round compares must not be predictable. The saved book names the
 payloads; one whose records are missing is skipped. May not decide anything."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -14,6 +13,7 @@ from loguru import logger
 
 from gauntlet.remembered import Remembered
 from gauntlet.sketch import Sample, Sketch
+from murmur import files
 from sparseloco.records import Bytes
 from sparseloco.update import Records
 
@@ -41,16 +41,13 @@ class PayloadHistory:
                 logger.warning(told, round=round, lost=lost)
 
     def keep(self, round: int, payloads: Mapping[Remembered, Records]) -> None:
-        """Save the payloads of `round`. If the disk fails, later rounds are not compared with them; no round fails."""
-        names, temporary = sorted(payloads), self.folder / "writing"
+        """Save the payloads of `round`. If the disk fails, later rounds are not compared with them; no round fails, and
+        none waits for the disk."""
+        names = sorted(payloads)
         try:
-            with temporary.open("wb") as file:
-                file.writelines(payloads[past] for past in names)
-            os.replace(temporary, self._path(round))
+            files.write(self._path(round), *(payloads[past] for past in names), durable=False)
             self._records |= zip(names, self._rows(round), strict=True) if names else ()
         except OSError as fault:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)  # the disk is needed for the state that must be saved
             told = (
                 "round {round}: cannot keep the payloads ({fault}), so copies of them would not be found: free "
                 "disk space"
@@ -61,9 +58,9 @@ class PayloadHistory:
         """Delete every payload that is not `named`."""
         kept = set(named)
         self._records = {past: records for past, records in self._records.items() if past in kept}
-        files = {self._path(past.round) for past in kept}
+        rounds = {self._path(past.round) for past in kept}
         for path in self.folder.iterdir():
-            if path not in files:
+            if path not in rounds:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 

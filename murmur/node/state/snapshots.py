@@ -10,6 +10,7 @@ from shutil import rmtree
 
 from loguru import logger
 
+from murmur import files
 from murmur.node.state.saved import Snapshot
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.ports import Task, Time
@@ -88,7 +89,7 @@ class Snapshots:
         digest, self._written = self._written, None
         for _, path in checkpoint.blobs(self.aside, digest):
             os.replace(path, self.folder / path.name)
-        checkpoint.sync(self.folder)
+        files.sync(self.folder)
         return Snapshot(*self._of, digest)
 
     def _write(self, state: Saved) -> None:

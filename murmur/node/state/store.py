@@ -8,13 +8,13 @@ be had again, or begun anew. All SQL of a node stands here.
 
 import fcntl
 import os
-import secrets
 import sqlite3
 from hashlib import file_digest, sha256
 from pathlib import Path
 
 from loguru import logger
 
+from murmur import files
 from murmur.node.config.run_file import RunFile, folder_of
 from murmur.node.state.saved import ADVICE, Saved, decode, encode
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError
@@ -152,14 +152,8 @@ class StateStore:
 
     def write(self, data: bytes | bytearray) -> Digest:
         """Store bytes durably under their sha256 and return it. Not part of the state until a commit names it."""
-        temporary = self.files / f"tmp-{secrets.token_hex(8)}"
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         digest = Digest(sha256(data).digest())
-        os.replace(temporary, self.path(digest))
-        _sync_folder(self.files)
+        files.write(self.path(digest), data)
         return digest
 
     def read(self, digest: Digest) -> bytes:
@@ -245,11 +239,3 @@ def _tighten(folder: Path) -> None:
     folder.chmod(0o700)
     for path in folder.iterdir():
         path.chmod(0o700 if path.is_dir() else 0o600)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,8 +15,9 @@ from loguru import logger
 
 from gauntlet.agreement import Tip
 from murmur.node.chain.follower import Follower
-from murmur.node.fetch.payloads import MAX_THREADS, Lacking, gather_pinned
+from murmur.node.fetch.payloads import Lacking, gather_pinned
 from murmur.node.fetch.sources import Sources
+from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Saved, Snapshot
 from murmur.node.sync.amendments import adopted, follow
@@ -149,7 +150,7 @@ def holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> 
             for holder in sources.validators()
         ],
         timeout_seconds=FETCH_SECONDS,
-        max_threads=MAX_THREADS,
+        max_threads=FETCH_THREADS,
         time=follower.time,
     )
     if found is not None:

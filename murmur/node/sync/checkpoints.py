@@ -15,13 +15,13 @@ from typing import Any
 from gauntlet.agreement import electorate
 from murmur.data.shards import Fetch
 from murmur.node.chain.follower import Follower
-from murmur.node.fetch.payloads import MAX_THREADS
 from murmur.node.fetch.sources import Sources
+from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.state.saved import Snapshot
 from murmur.node.sync.run_discovery import blob_fetcher
 from murmur.protocol import keys
 from murmur.protocol.errors import ConfigError, InvalidMessage, StorageError
-from murmur.protocol.messages import encode_document, parse_document
+from murmur.protocol.messages import NO_ROUND, encode_document, parse_document
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.types import DIGEST_BYTES, Digest, Peer, PeerId
 from storage.collect import gather
@@ -39,7 +39,6 @@ RETAINED_INTERVALS = 16
 """While no newer checkpoint is published, they are kept for at most this many intervals of checkpoints, and
 RETAINED_ROUNDS: a bucket is finite."""
 _DOCUMENT = "states"
-_NO_ROUND = 0
 """In the head of a document that belongs to no one round."""
 
 
@@ -83,12 +82,12 @@ def encode_shown(shown: Shown, run: Digest, signer: Signer) -> bytes:
         "states": [[link.hex(), state.hex()] for link, state in shown.states],
         "loose": [file.hex() for file in shown.loose],
     }
-    return encode_document(_DOCUMENT, run, _NO_ROUND, body, signer)
+    return encode_document(_DOCUMENT, run, NO_ROUND, body, signer)
 
 
 def parse_shown(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> Shown:
     """Inverse of `encode_shown`, for a document that `peer` signed. Raises InvalidMessage."""
-    body = parse_document(data, _DOCUMENT, run, _NO_ROUND, peer, verify)
+    body = parse_document(data, _DOCUMENT, run, NO_ROUND, peer, verify)
     try:
         shown = Shown(
             tuple(_checkpoint(entry) for entry in body["checkpoints"]),
@@ -136,7 +135,7 @@ def shown_by_all(follower: Follower, sources: Sources, seconds: float) -> dict[P
             for holder in sources.validators()
         ],
         timeout_seconds=seconds,
-        max_threads=MAX_THREADS,
+        max_threads=FETCH_THREADS,
         time=follower.time,
     )
     return dict(found)

@@ -19,8 +19,8 @@ from murmur.data.remote_files import File, Part
 from murmur.data.shards import Shards
 from murmur.node.config.adapters import Doors
 from murmur.node.config.settings import NetworkConfig
-from murmur.node.fetch.payloads import MAX_THREADS
 from murmur.node.fetch.sources import sources_as_of
+from murmur.node.fetch.threads import FETCH_THREADS, PART_THREADS
 from murmur.node.sync.amendments import owner_slot
 from murmur.protocol import keys
 from murmur.protocol.errors import ConfigError, StorageError
@@ -33,8 +33,6 @@ from storage.s3 import RangedBucket
 
 FETCH_SECONDS = 60.0
 LOOK_SECONDS = 10.0
-PART_THREADS = 64
-"""Many: a part is small, and costs two round trips."""
 _SHOWN_BYTES = 256
 """Bytes of the index that a validator has to show before it is asked for shards."""
 _COMING = "coming"
@@ -122,7 +120,7 @@ class RemoteShards:
             )
             for number, file in enumerate(files)
         ]
-        found = self._gather(wanted, sum(file.num_bytes for file in files), MAX_THREADS, coming)
+        found = self._gather(wanted, sum(file.num_bytes for file in files), FETCH_THREADS, coming)
         for file in files:
             place = cached(coming, PeerId(file.blob), keys.blob(file.blob))
             if not place.exists():  # it did not come through the disk
@@ -218,7 +216,7 @@ class RemoteShards:
             for peer in peers
             if (opener := bucket_of(peer)) is not None
         ]
-        shown = gather(wanted, timeout_seconds=LOOK_SECONDS, max_threads=MAX_THREADS, time=self._doors.time)
+        shown = gather(wanted, timeout_seconds=LOOK_SECONDS, max_threads=FETCH_THREADS, time=self._doors.time)
         return [peer for peer in peers if not isinstance(shown.get(peer, _NONE), Fault)]
 
 

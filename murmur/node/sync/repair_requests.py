@@ -10,7 +10,7 @@ from murmur.node.chain.follower import Follower
 from murmur.node.fetch.sources import Sources
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, ObjectMissing, StorageError
-from murmur.protocol.messages import encode_document, parse_document
+from murmur.protocol.messages import NO_ROUND, encode_document, parse_document
 from murmur.protocol.ports import Signer, Time, Verify
 from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 from storage.collect import gather
@@ -23,7 +23,6 @@ MOST_WANTED = MAX_UIDS
 """As many as a selection can name."""
 DOCUMENT_MAX_BYTES = 1 << 15
 _DOCUMENT = "wanted"
-_NO_ROUND = 0
 """In the head of a document that belongs to no one round."""
 _THREADS = 64
 
@@ -31,12 +30,12 @@ _THREADS = 64
 def encode_wanted(wanted: Collection[Place], run: Digest, signer: Signer) -> bytes:
     """Return the signed list."""
     body = {"payloads": [[round, peer.hex()] for round, peer in sorted(wanted)[:MOST_WANTED]]}
-    return encode_document(_DOCUMENT, run, _NO_ROUND, body, signer)
+    return encode_document(_DOCUMENT, run, NO_ROUND, body, signer)
 
 
 def parse_wanted(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> frozenset[Place]:
     """Inverse of `encode_wanted`, for a list that `peer` signed. Raises InvalidMessage."""
-    body = parse_document(data, _DOCUMENT, run, _NO_ROUND, peer, verify)
+    body = parse_document(data, _DOCUMENT, run, NO_ROUND, peer, verify)
     try:
         found = frozenset((_round(round), _peer(lacked)) for round, lacked in body["payloads"])
     except (KeyError, TypeError, ValueError):

@@ -1,11 +1,11 @@
 """Find the run: its spec from a file, from our home or through the owner's slot on chain."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from loguru import logger
 
+from murmur import files
 from murmur.data.shards import Fetch
 from murmur.node.config.adapters import Opener, is_local
 from murmur.node.config.run_file import RunFile, folder_of, saved_runs
@@ -62,13 +62,7 @@ def blob_fetcher(bucket: Bucket, bytes_per_second: float) -> Fetch:
     """Return a fetch hook for checkpoints: it writes blobs of a bucket into files, whole or not at all."""
 
     def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
-        data = fetch_blob(bucket, digest, max_bytes, FETCH_SECONDS + max_bytes / bytes_per_second)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # a row that names this file must never reach the disk before it
-        os.replace(partial, path)
+        files.write(path, fetch_blob(bucket, digest, max_bytes, FETCH_SECONDS + max_bytes / bytes_per_second))
 
     return fetch
 

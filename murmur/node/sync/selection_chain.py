@@ -6,6 +6,7 @@ from loguru import logger
 
 from murmur.node.chain.follower import QUIET_SECONDS
 from murmur.node.fetch.sources import Sources
+from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, OutOfSync, StorageError
 from murmur.protocol.messages import SELECTION_MAX_BYTES, first_link, parse_selection
@@ -17,7 +18,6 @@ from storage.exchange import Data, Wanted
 ASK_SECONDS = 30.0
 LINK_SECONDS = 1.0
 """Average time limit for each link of a walk, in addition to ASK_SECONDS."""
-MAX_THREADS = 16
 
 Tell = Callable[[int, int], None]
 """tell(round of the selection that was read, number read so far)."""
@@ -116,7 +116,7 @@ class SelectionChain:
                     for holder in holders
                 ],
                 timeout_seconds=left if holders is rest else min(left, QUIET_SECONDS),
-                max_threads=MAX_THREADS,
+                max_threads=FETCH_THREADS,
                 time=self._time,
             )
             if found is not None:

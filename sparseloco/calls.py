@@ -1,8 +1,7 @@
-"""The C++ library's functions on CPU tensors, and three of them as torch operators for tracing and compiling:
-`murmuration::compress`, `validate` and `aggregate`. sparseloco/cuda.py implements these for CUDA tensors."""
+"""The C++ library's functions on CPU tensors. sparseloco/cuda.py has three of them for CUDA tensors."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -132,47 +131,8 @@ def moves(
     return elements, moved
 
 
-# --- operators: schema, kernel, fake kernel ----------------------------------------------------------------------
-
-compress_operator = torch.library.custom_op(
-    "murmuration::compress",
-    compress,
-    mutates_args=("new_error", "records"),
-    device_types="cpu",
-    schema="(Tensor regions, Tensor sizes, Tensor[] theta, Tensor[] theta_r, Tensor[] error, float beta,"
-    " Tensor(a!)[] new_error, Tensor(b!) records, int threads, int isa) -> ()",
-)
-validate_operator = torch.library.custom_op(
-    "murmuration::validate",
-    validate,
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor regions, Tensor sizes, Tensor[] records, int threads, int isa) -> (Tensor, Tensor)",
-)
-aggregate_operator = torch.library.custom_op(
-    "murmuration::aggregate",
-    aggregate,
-    mutates_args=("out",),
-    device_types="cpu",
-    schema="(Tensor regions, Tensor sizes, Tensor[] records, Tensor weights, int rule, Tensor[] theta,"
-    " Tensor(a!)[] out, int threads, int isa) -> ()",
-)
-
-
-@compress_operator.register_fake
-@aggregate_operator.register_fake
-def _(*_: Any) -> None:
-    return None
-
-
-@validate_operator.register_fake
-def _(regions: Tensor, sizes: Tensor, records: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    counts = sizes.new_empty(len(records), sizes.numel(), LEVELS, dtype=torch.int64)
-    return counts, sizes.new_empty(len(records), dtype=torch.int32)
-
-
 class Functions(NamedTuple):
-    """The library's functions on tensors of one kind of device, as the operators call them."""
+    """What the codec calls, on tensors of one kind of device."""
 
     compress: Callable[..., None]
     validate: Callable[..., tuple[Tensor, Tensor]]
