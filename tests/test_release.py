@@ -25,12 +25,16 @@ def test_the_changelog_begins_with_the_version() -> None:
     assert sections[0] == VERSION
 
 
-def test_every_package_is_named_and_typed() -> None:
-    named = PROJECT["tool"]["setuptools"]["packages"]
-    folders = {str(Path(path).parent).replace("/", ".") for path in tracked("*/__init__.py")}
-    ours = {name for name in folders if name.partition(".")[0] not in ("tests", "benchmarks")}
-    assert ours <= set(named)
-    assert {f"{name}/py.typed" for name in ours if "." not in name} <= tracked("*/py.typed")
+TOP_LEVEL = {"murmur", "sparseloco", "gauntlet", "storage"}
+"""What the wheel puts into site-packages: other names would be other projects'. neurons/ are the repository's scripts."""
+
+
+def test_every_package_is_found_and_typed() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert set(patterns) == {f"{name}*" for name in TOP_LEVEL}
+    assert {f"{name}/py.typed" for name in TOP_LEVEL} <= tracked("*/py.typed")
+    code = {Path(path).parent for path in tracked("*.py") if path.partition("/")[0] in TOP_LEVEL}
+    assert {str(folder / "__init__.py") for folder in code} <= tracked("*/__init__.py")
 
 
 @pytest.mark.slow
@@ -48,23 +52,27 @@ def test_wheel_and_source_distribution_are_whole(tmp_path: Path) -> None:
     with tarfile.open(source) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(tmp_path / "source", filter="data")
-    assert tracked("csrc", "docs", "docker", "configs", "constraints.txt", "README.md", "LICENSE") <= held
+    assert tracked("csrc", "docs", "docker", "murmur/configs", "constraints.txt", "README.md", "LICENSE") <= held
     subprocess.run([*pip, str(tmp_path / "source" / source.name.removesuffix(".tar.gz"))], check=True)
     (wheel,) = built.glob("*.whl")
+    wheel.unlink()
+    subprocess.run([*pip, str(clone)], check=True)
+    left = subprocess.run(["git", "status", "--short", "--ignored"], cwd=clone, capture_output=True, text=True, check=True)
+    assert left.stdout == "", "building leaves nothing in the tree"
+    (wheel,) = built.glob("*.whl")
     assert wheel.name.startswith(f"murmuration_node-{VERSION}-py3-none-")
-    packages = PROJECT["tool"]["setuptools"]["packages"]
-    code = {path for path in tracked("*.py") if str(Path(path).parent).replace("/", ".") in packages}
+    code = {path for path in tracked("*.py") if path.partition("/")[0] in TOP_LEVEL}
     others = tracked("murmur/configs/*.toml", "murmur/export/*.toml", "murmur/page/static/*", "*/py.typed")
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     assert code | others | {"sparseloco/murmur_codec.so"} <= held
-    assert not {name for name in held if name.startswith(("tests/", "benchmarks/"))}
+    assert {name.partition("/")[0] for name in held} - {f"murmuration_node-{VERSION}.dist-info"} == TOP_LEVEL
     target = tmp_path / "installed"
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), wheel], check=True
     )
     run = (
-        "import sparseloco.ops as ops, murmur.presets as p; print(ops.backend(), ops.__file__, p.read('8b').first.name)"
+        "import sparseloco.ops as ops, murmur.plan.presets as p; print(ops.backend(), ops.__file__, p.read('8b').first.name)"
     )
     shown = subprocess.run(
         [sys.executable, "-c", run],

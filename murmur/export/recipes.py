@@ -134,4 +134,4 @@ def recipe(source: str) -> Recipe:
 
 
 def _tables() -> dict[str, Any]:
-    return tomllib.loads((files("post") / "recipes.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files("murmur.export") / "recipes.toml").read_text(encoding="utf-8"))

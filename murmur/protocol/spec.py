@@ -389,13 +389,7 @@ class RunSpec(TrainingSpec):
     @property
     def rounds_clock(self) -> Clock:
         clock = self.clock
-        return Clock(
-            clock.start_block,
-            clock.round_blocks,
-            clock.commit,
-            clock.reveal,
-            clock.words,
-        )
+        return Clock(clock.start_block, clock.round_blocks, clock.commit, clock.reveal, clock.words)
 
 
 @lru_cache(maxsize=8)

@@ -261,7 +261,7 @@ def test_it_needs_no_bittensor() -> None:
     program = """
 import sys
 sys.modules["bittensor"] = sys.modules["bittensor_wallet"] = None
-import murmur.cluster.doctor
+import murmur.cli.cluster.doctor
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

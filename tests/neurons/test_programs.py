@@ -44,7 +44,7 @@ def test_a_program_started_with_nothing_says_what_it_needs(program: str) -> None
     assert "--wallet.name" in told(done)
     assert "--owner" in told(done)
     assert "Traceback" not in told(done)
-    assert "protocol" in imported(done)
+    assert "murmur" in imported(done)
     assert not imported(done) & set(HEAVY)
 
 
