@@ -19,7 +19,7 @@ from murmur.lab.simulation.cluster_witness import ClusterWitness
 from murmur.lab.simulation.store import Call, Faults
 from murmur.node.state.node_state import NodeState
 from murmur.protocol import keys
-from murmur.protocol.cluster import Record, digest_of, parse_record
+from murmur.protocol.cluster import GROUP, Record, digest_of
 from murmur.protocol.spec import Exchange
 from murmur.rounds.contribution import Diverged, RoundWork
 from tests.cli.test_simulate import options
@@ -56,7 +56,7 @@ class Watched:
         cluster, found = self.cluster, []
         objects = cluster.store.buckets[BUCKET]
         while (key := keys.record(cluster.run, len(found))) in objects:
-            found.append(parse_record(objects[key].data, cluster.run, len(found), Group(SECRET).verify))
+            found.append(Record.parse(objects[key].data, cluster.run, len(found), GROUP, Group(SECRET).verify))
         return found
 
     def thetas(self, round: int) -> set[str]:

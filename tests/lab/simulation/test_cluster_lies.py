@@ -13,7 +13,7 @@ import pytest
 
 from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, Machine
 from murmur.lab.simulation.store import Objects, Store, StoreBucket
-from murmur.protocol.cluster import Record, parse_record
+from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.errors import ObjectMissing
 from murmur.protocol.spec import Exchange
 from murmur.protocol.types import Digest
@@ -187,7 +187,7 @@ def kept_records(watched: Watched) -> dict[int, Record]:
     """The records that are in the bucket, whichever are lost."""
     run, objects = watched.cluster.run, watched.cluster.store.buckets[BUCKET]
     found = {int(key.rsplit("/")[-1]): one.data for key, one in objects.items() if "/record/" in key}
-    return {round: parse_record(data, run, round, Group(SECRET).verify) for round, data in found.items()}
+    return {round: Record.parse(data, run, round, GROUP, Group(SECRET).verify) for round, data in found.items()}
 
 
 @dataclass

@@ -10,7 +10,6 @@ from murmur.cluster.member import Member
 from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, Machine
 from murmur.lab.simulation.store import StoreBucket
 from murmur.protocol import keys
-from murmur.protocol.cluster import encode_record
 from murmur.protocol.spec import Exchange
 from tests.lab.simulation.kills import LineKiller
 from tests.lab.simulation.test_cluster import Watched, assert_one_history, has_records
@@ -218,7 +217,7 @@ def test_who_is_shown_another_record_is_not_followed_and_comes_back(
             return found
         record = watched.records()[2]
         other = record.model_copy(update={"updates": record.updates[:2]})
-        return type(found)(encode_record(other, cluster.run, 2, Group(SECRET).signer()), found.modified)
+        return type(found)(other.encode(cluster.run, 2, Group(SECRET).signer()), found.modified)
 
     monkeypatch.setattr(StoreBucket, "_find", shown)
     cluster.begin()

@@ -7,7 +7,7 @@ import pytest
 from murmur.lab.simulation.cluster import BUCKET, SECRET, Group, Machine
 from murmur.lab.simulation.store import Call, Objects
 from murmur.protocol import keys
-from murmur.protocol.cluster import Claim, encode_claim, parse_claim
+from murmur.protocol.cluster import Claim
 from murmur.protocol.types import PeerId
 from storage.seal import matches
 from tests.lab.simulation.test_cluster import Watched, assert_one_history, has_records
@@ -89,7 +89,7 @@ def test_what_was_claimed_is_never_replaced_by_its_owner(tmp_path: Path) -> None
     watched.witness.fault("home damaged", owner, 3600.0)
     cluster.begin()
     watched.play(lambda: sum(e[:3] == (owner.name, "published", 1) for e in watched.events) == 2)
-    claim = parse_claim(claimed[0], cluster.run, 1, PeerId(owner.id), Group(SECRET).verify)
+    claim = Claim.parse(claimed[0], cluster.run, 1, PeerId(owner.id), Group(SECRET).verify)
     envelope = bytes.fromhex(claim.envelope)
     there = [objects[key].data for key in payloads(watched, 1) if owner.id.hex() in key]
     cluster.close()
@@ -173,7 +173,7 @@ def test_who_has_claimed_on_a_lost_record_claims_anew_and_asks_no_more_than_othe
     watched.witness.fault("away", alone, 1e9)
     cluster.kill(alone)
     round, objects = len(watched.records()), objects_of(watched)
-    data = encode_claim(ELSEWHERE, cluster.run, round, Group(SECRET).signer(alone.id)) if readable else b"damaged"
+    data = ELSEWHERE.encode(cluster.run, round, Group(SECRET).signer(alone.id)) if readable else b"damaged"
     some = next(iter(objects.values()))
     objects[keys.claims(cluster.run, round) + alone.id.hex()] = type(some)(data, some.modified)
     calls, serve = list[Call](), cluster.store.before
@@ -203,7 +203,7 @@ def test_a_dead_members_claim_of_another_history_decides_nothing(tmp_path: Path)
         watched.witness.fault("away", machine, 1e9)
         cluster.kill(machine)
     round = len(watched.records())
-    data = encode_claim(ELSEWHERE, cluster.run, round, Group(SECRET).signer(gone.id))
+    data = ELSEWHERE.encode(cluster.run, round, Group(SECRET).signer(gone.id))
     objects = objects_of(watched)
     some = next(iter(objects.values()))
     objects[keys.claims(cluster.run, round) + gone.id.hex()] = type(some)(data, some.modified)
