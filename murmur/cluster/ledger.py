@@ -20,7 +20,7 @@ from murmur.node.sync.checkpoints import DOCUMENT_MAX_BYTES as DOCUMENT_BYTES
 from murmur.node.sync.checkpoints import Shown, parse_shown
 from murmur.node.sync.repair_requests import DOCUMENT_MAX_BYTES, Place, encode_wanted, parse_wanted
 from murmur.protocol import keys
-from murmur.protocol.cluster import GROUP, Amendment, Beat, Claim, Drain, MeanPart, Record, digest_of
+from murmur.protocol.cluster import GROUP, Amendment, Beat, Claim, Drain, MeanPart, Record
 from murmur.protocol.errors import InvalidMessage, ObjectMissing, ObjectTooLarge, StorageError
 from murmur.protocol.messages import NO_ROUND
 from murmur.protocol.ports import Time
@@ -70,7 +70,7 @@ class Ledger:
 
     def key_of(self, claim: Claim | MeanPart) -> bytes:
         """Return the key that opens the object."""
-        return self.group.wrap(bytes.fromhex(claim.key), digest_of(claim.envelope))
+        return self.group.wrap(bytes.fromhex(claim.key), claim.envelope)
 
     def payloads(self, claims: Mapping[PeerId, Claim | MeanPart]) -> PayloadSources:
         """Return the sources of the claimed objects, or of the parts of the round's mean."""
@@ -172,19 +172,18 @@ class Ledger:
                 _BEAT_BYTES,
                 lambda data: MeanPart.parse(data, self.run, round, owner, self.group.verify),
             )
-            return found if found is not None and found.record == link.hex() else None
+            return found if found is not None and found.record == link else None
 
         return self._beside(read, list(owners))
 
     def create_part(self, round: int, owner: PeerId, part: MeanPart, *, replace: bool = False) -> bool:
         """Point to this part, unless another one stands. Return whether it is this one now. What is no pointer of this
         group, or to be replaced, is replaced."""
-        link = digest_of(part.record)
         data = part.encode(self.run, round, self.group.signer(owner))
-        key = keys.mean_part(self.run, round, owner, link)
+        key = keys.mean_part(self.run, round, owner, part.record)
         if not replace and self.bucket.create(key, data, timeout_seconds=CALL_SECONDS):
             return True
-        if not replace and owner in self.mean_parts(round, link, [owner]):
+        if not replace and owner in self.mean_parts(round, part.record, [owner]):
             return False
         self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
         return True
@@ -275,7 +274,7 @@ class Ledger:
 
         def parse(data: bytes) -> bool:
             try:
-                return Claim.parse(data, self.run, round, self.me, self.group.verify).previous == link.hex()
+                return Claim.parse(data, self.run, round, self.me, self.group.verify).previous == link
             except InvalidMessage:
                 return True
 

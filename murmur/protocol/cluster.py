@@ -19,9 +19,10 @@ from murmur.protocol.run import changed
 from murmur.protocol.spec import (
     Count,
     Decay,
+    DigestField,
     Exchange,
-    HexDigest,
     OuterSpec,
+    PeerIdField,
     Positive,
     Rate,
     Share,
@@ -193,7 +194,7 @@ class Beat(Document):
     round: Count
     step: Count
     phase: Literal["join", "train", "send", "wait", "idle", "apply"]
-    theta: HexDigest | None = None
+    theta: DigestField | None = None
     passed: Seconds = 0.0
     leaving: bool = False
 
@@ -215,9 +216,9 @@ class Claim(Document):
 
     kind: ClassVar[str] = "claim"
 
-    theta: HexDigest
-    previous: HexDigest
-    envelope: HexDigest
+    theta: DigestField
+    previous: DigestField
+    envelope: DigestField
     key: WrappedKey
     steps: Positive
     seconds: Seconds
@@ -231,19 +232,15 @@ class MeanPart(Document):
 
     kind: ClassVar[str] = "mean"
 
-    record: HexDigest
-    envelope: HexDigest
+    record: DigestField
+    envelope: DigestField
     key: WrappedKey
 
 
 class Contribution(Claim):
     """A claim in a record."""
 
-    member: HexDigest
-
-    @property
-    def peer(self) -> PeerId:
-        return PeerId(bytes.fromhex(self.member))
+    member: PeerIdField
 
 
 class Record(Document):
@@ -252,10 +249,10 @@ class Record(Document):
 
     kind: ClassVar[str] = "record"
 
-    by: HexDigest
+    by: PeerIdField
     amendments: Count = 0
-    theta: HexDigest
-    previous: HexDigest
+    theta: DigestField
+    previous: DigestField
     updates: Annotated[tuple[Contribution, ...], Field(min_length=1, max_length=MAX_UIDS, strict=False)]
 
     @model_validator(mode="after")
@@ -270,7 +267,7 @@ class Record(Document):
     @property
     def claims(self) -> dict[PeerId, Claim]:
         """The applied updates by member."""
-        return {update.peer: update for update in self.updates}
+        return {update.member: update for update in self.updates}
 
     def link(self, run: Digest, round: int) -> Digest:
         """Return this record's link: `previous` of the next."""
@@ -279,11 +276,5 @@ class Record(Document):
     def selection(self, run: Digest, round: int) -> Selection:
         """Return the applied updates as a Selection, for code that follows any run. Its link is `previous` of the
         next."""
-        pairs = tuple((update.peer, Digest(bytes.fromhex(update.envelope))) for update in self.updates)
-        theta, previous = Digest(bytes.fromhex(self.theta)), Digest(bytes.fromhex(self.previous))
-        return Selection(round, theta, previous, run, pairs)
-
-
-def digest_of(text: str) -> Digest:
-    """Return a document's hexadecimal field as a digest."""
-    return Digest(bytes.fromhex(text))
+        pairs = tuple((update.member, update.envelope) for update in self.updates)
+        return Selection(round, self.theta, self.previous, run, pairs)

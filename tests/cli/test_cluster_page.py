@@ -378,7 +378,7 @@ def test_each_member_has_its_rounds_with_their_loss(played: Played) -> None:
             (round, update.loss, update.steps, update.seconds)
             for round, record in enumerate(played.simulated.records())
             for update in record.updates
-            if update.peer == machine.id
+            if update.member == machine.id
         ]
         rows = [row for row in peer_rounds(source.rounds, machine.id.hex()) if row["outcome"] == "contributing"]
         assert [(row["round"], row["loss"], row["steps"], row["seconds"]) for row in rows] == expected

@@ -90,7 +90,7 @@ def test_a_claim_of_a_loss_that_is_no_number_is_refused_and_one_without_a_loss_i
 
 def test_a_records_link_is_of_what_is_applied_and_not_of_who_closed_it() -> None:
     one = record((member(1), 5, 1.0), (member(2), 5, 2.0))
-    other = one.model_copy(update={"by": member(9).hex()})
+    other = one.model_copy(update={"by": member(9)})
     assert link_of(one.selection(RUN, 7)) == link_of(other.selection(RUN, 7))
     assert link_of(one.selection(RUN, 7)) != link_of(one.selection(RUN, 8))
     assert [peer for peer, _ in one.selection(RUN, 7).contributing] == [member(1), member(2)]

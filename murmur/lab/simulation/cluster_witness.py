@@ -150,10 +150,10 @@ class ClusterWitness:
             self.all_steps += sum(named.values())
             for machine in cluster.machines:
                 if not self._near({machine.name, None}, now):
-                    self.steps[machine.name] += named.get(machine.id.hex(), 0)
+                    self.steps[machine.name] += named.get(machine.id, 0)
                     self.seconds[machine.name] += now - self._began
         living = [
-            machine.id.hex()
+            machine.id
             for machine in cluster.machines
             if machine.up and self._up_since.get(machine.name, now) < self._began
         ]

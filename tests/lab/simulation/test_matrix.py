@@ -174,7 +174,7 @@ def test_a_joiner_is_in_the_record_of_the_round_in_which_its_download_ends(tmp_p
     assert_one_history(watched)
     caught_up = [round for name, event, round, _ in watched.events if (name, event) == (new.name, "joined")]
     assert caught_up
-    assert new.id.hex() in {update.member for update in watched.records()[10].updates}
+    assert new.id in {update.member for update in watched.records()[10].updates}
     before = [times.waited(round, others) for round in range(2, 10)]
     # A second more at most is the aim, and usual. Where the others end earlier than in the rounds before, it costs them
     # a step of the joiner and what it sends: 12 to 20 s in one of three runs.
