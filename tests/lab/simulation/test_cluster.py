@@ -76,7 +76,7 @@ def assert_one_history(watched: Watched) -> None:
     records = watched.records()
     assert watched.witness.result.broken == []
     for round, record in enumerate(records):
-        assert watched.thetas(round) in ({record.theta}, set())
+        assert watched.thetas(round) in ({record.theta.hex()}, set())
     assert len({record.theta for record in records}) == len(records)
 
 
