@@ -230,13 +230,13 @@ def rounds_of(network: Network, member: Member, numbers: Iterable[int]) -> Itera
             phases[phase["phase"]] = phases.get(phase["phase"], 0.0) + phase["seconds"]
         # A round begins before the one before is applied: its first steps are among that one's phases.
         phases["compute"] = of["trained", number]["seconds"]["compute"]
-        committed = of.get(("committed", number), {"block": clock.commit_by(number) + 1})
+        committed = of.get(("committed", number), {"block": clock.commit_deadline(number) + 1})
         yield Round(
             member.name,
             number,
             applied["time"] - before["time"],
             phases,
-            (clock.commit_by(number) - committed["block"]) * network.plan.block_seconds,
+            (clock.commit_deadline(number) - committed["block"]) * network.plan.block_seconds,
             len(applied["contributing"]) == network.plan.miners,
         )
 

@@ -99,7 +99,7 @@ def gathered(peer: PeerId, uid: int, update: Update) -> Gathered:
     reveal = Reveal(RUN.id, ROUND, peer, sealed.key, proof(peer))
     signed = Reveal(RUN.id, ROUND, peer, sealed.key, proof(peer), Signer(peer).sign(reveal.signed_part))
     slot = Slot(
-        CLOCK.commit_by(ROUND) - 1, Pointer("https://s.example", "b", "k", "s"), Commitment(ROUND, sealed.digest)
+        CLOCK.commit_deadline(ROUND) - 1, Pointer("https://s.example", "b", "k", "s"), Commitment(ROUND, sealed.digest)
     )
     return Gathered(Peer(peer, Uid(uid), 0, False, slot=slot), sealed.object, None, signed.encode())
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gauntlet.agreement import Log, Post, abstention, agreed, word_for
+from gauntlet.agreement import Log, Post, abstention, agreed, vote_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Doors, Expected, Gathered, fast_checks
 from gauntlet.loss import bounded, evaluate
@@ -38,7 +38,7 @@ run, clock, rules, theta_0 = Run(spec), spec.rounds_clock, spec.gauntlet, genesi
 draws = {"num_pages": spec.num_pages, "page_tokens": spec.page_tokens, "count": spec.pages_per_round}
 miners, judge = [HashSigner(name) for name in ("ann", "ben", "cem", "garbage")], HashSigner("validator")
 replicas = {signer.peer: Replica(spec, theta_0) for signer in (*miners, judge)}  # what each node holds
-mine, book, link, said = replicas[judge.peer], ScoreBook(), first_link(run.id), Slot(1, statement=abstention(0))
+mine, book, link, slot = replicas[judge.peer], ScoreBook(), first_link(run.id), Slot(1, statement=abstention(0))
 losses = [held_out_loss(mine, shards, spec.data.held_out_sequences)]
 for round in range(2):
     page_hash, commit_hash, sample_hash = (Digest(sha256(b"%d %d" % (round, i)).digest()) for i in range(3))  # blocks
@@ -50,7 +50,7 @@ for round in range(2):
         records = replica.compress().records  # 3. compress: error feedback, Top-k, 2 bits
         plaintext = replica.digest() + (records if miner is not miners[3] else bytes(len(records)))
         sealed = seal(plaintext, run=run.id, round=round, signer=miner)  # 4. seal: encrypt, sign
-        slot = Slot(clock.commit_by(round), statement=Commitment(round, sealed.digest))  # 5. commit; key after D
+        slot = Slot(clock.commit_deadline(round), statement=Commitment(round, sealed.digest))  # 5. commit; key after D
         reveal = Reveal(run.id, round, miner.peer, sealed.key, replica.sync_proof(commit_hash, miner.peer))
         signed = reveal.signed_part + miner.sign(reveal.signed_part)
         gathered.append(Gathered(Peer(miner.peer, Uid(uid), 0, False, slot=slot), sealed.object, reveal=signed))
@@ -58,12 +58,12 @@ for round in range(2):
     expected = Expected(spec, run.id, round, mine.digest(), clock, proof, mine.outer, commit_hash)
     checked = fast_checks(expected, gathered, Doors(hash_verify, unseal))  # 6. check
     ranking = standing(book, checked.passed, rules, round, commit_hash, checked.twins)  # 7. order: by earlier ratings
-    peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=said)]
+    peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=slot)]
     uids = {peer.id: peer.uid for peer in peers}
-    word = word_for(round, [uids[peer] for peer in ranking.order], (mine.digest(), link))  # 8. word
-    post = Post(clock.commit_by(round) + 1, judge.peer, word)
-    selection = agreed(run, round, Log(peers, commit_hash, (post,)), *[clock.words_by(round)] * 2).selection
-    link, said = link_of(selection), Slot(post.block, statement=word)
+    vote = vote_for(round, [uids[peer] for peer in ranking.order], (mine.digest(), link))  # 8. vote
+    post = Post(clock.commit_deadline(round) + 1, judge.peer, vote)
+    selection = agreed(run, round, Log(peers, commit_hash, (post,)), *[clock.vote_deadline(round)] * 2).selection
+    link, slot = link_of(selection), Slot(post.block, statement=vote)
     seed, chosen = Seed(run.id, sample_hash, round, judge.peer), {peer for peer, _ in selection.contributing}
     picked = pick(book, checked.passed, chosen, rules, seed, checked.twins)
     drawn, rivals = samples(spec, page_hash, picked, {*uids}, seed), references(picked, {*picked}, chosen, rules, seed)

@@ -1,12 +1,12 @@
-"""Decide rounds and the run's tip from words: functions of finalised chain state, the same on every node
+"""Decide rounds and the run's tip from votes: functions of finalised chain state, the same on every node
 (docs/protocol.md section 6, docs/decisions/0058-one-word-each.md).
 
-After D each validator posts one word. It names the pair that the validator holds, (theta digest, link of the last
+After D each validator posts one vote. It names the state that the validator holds, (theta digest, link of the last
 agreed selection). It also names the peers whose submissions it holds, that pass, and that its book finds eligible.
 Peers named by more than half of the counted stake are selected; if they are more than may contribute, the chain's own
 incentive orders them.
 
-A word stays valid: a name in a final block counts until X, even if the slot is overwritten. The first pair that a
+A vote stays valid: a name in a final block counts until X, even if the slot is overwritten. The first state that a
 validator names binds it. So one validator's doubt cannot cost a peer its place if most have read it.
 """
 
@@ -20,10 +20,10 @@ from murmur.protocol.assignment import Draw
 from murmur.protocol.assignment import mirror_order as drawn_mirrors
 from murmur.protocol.messages import first_link, link_of
 from murmur.protocol.run import Run
-from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Peer, PeerId, Selection, Uid, Word
+from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Peer, PeerId, Selection, StateRef, Uid, Vote
 
 SEAT_ROUNDS = 4
-"""A validator counts while its last word is at most this many rounds old. If half of the stake dies, this many rounds
+"""A validator counts while its last vote is at most this many rounds old. If half of the stake dies, this many rounds
 are void. If a majority is away for longer, a minority continues without it."""
 
 MEMORY_ROUNDS = 64
@@ -39,23 +39,20 @@ NEWCOMERS_SHARE = 8
 """One in this many places goes to peers without incentive, if there are enough of them: otherwise no newcomer would get
 in."""
 
-Pair = tuple[Digest, Digest]
-"""(theta digest, previous link): the state at the start of a round, as a word names it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A word of `peer` in its slot from this block on."""
+    """A vote of `peer` in its slot from this block on."""
 
     block: int
     peer: PeerId
-    word: Word
+    vote: Vote
 
 
 @dataclass(frozen=True)
 class Log:
     """A round as final states show it. `commit`: all registered hotkeys as of D, whose hash is `commit_hash`. `posts`:
-    words for the round in the order of their blocks, with those that were overwritten since."""
+    votes for the round in the order of their blocks, with those that were overwritten since."""
 
     commit: Sequence[Peer]
     commit_hash: Digest
@@ -66,26 +63,26 @@ class Log:
 class Agreed:
     """The decision of a round.
 
-    pair: named by more than half of the counted stake, None if there is none. selection: None if the round is void.
+    state: named by more than half of the counted stake, None if there is none. selection: None if the round is void.
     block: the one in whose state it was decided.
     """
 
-    pair: Pair | None
+    state_ref: StateRef | None
     selection: Selection | None
     block: int
 
     @property
     def link(self) -> Digest | None:
-        """The link that the next round's words have to name to build on this round; None if nothing was agreed."""
+        """The link that the next round's votes have to name to build on this round; None if nothing was agreed."""
         if self.selection is not None:
             return link_of(self.selection)
-        return self.pair[1] if self.pair is not None else None
+        return self.state_ref.link if self.state_ref is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A round's effect on the run's tip, as of X. strong: whether more than half of the stake that spoke in the last
-    MEMORY_ROUNDS rounds names its pair, too."""
+    MEMORY_ROUNDS rounds names its state, too."""
 
     agreed: Agreed
     strong: bool
@@ -93,7 +90,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """The run's state at the start of `round`: a link, and the theta that words name. theta is None while no word has
+    """The run's state at the start of `round`: a link, and the theta that votes name. theta is None while no word has
     named it, since it follows from the last selection."""
 
     round: int
@@ -108,24 +105,25 @@ def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]
     """Return the stake in rao of the validators that count in `round`. `peers` as of D.
 
     They hold a permit and have spoken for one of the last SEAT_ROUNDS rounds; if none has, those that ever did. An
-    announcement by D of round 0 counts as a word for the round before it: otherwise the first validator to post a word
+    announcement by D of round 0 counts as a vote for the round before it: otherwise the first validator to post a vote
     would be the only one that counts. A permit alone gives no seat: the owner of the chain's subnet always has one, and
     so has a miner with enough stake.
 
     It follows from one state, so a joiner needs no history. It is fixed by D: no validator enters after it sees how a
-    round goes. One that comes later posts its word and counts from the next round on.
+    round goes. One that comes later posts its vote and counts from the next round on.
     """
-    said = _spoken(run, round, peers)
-    return {peer.id: peer.stake for peer, at in said if at >= round - SEAT_ROUNDS} or {p.id: p.stake for p, _ in said}
+    voters = _voters(run, round, peers)
+    recent = {peer.id: peer.stake for peer, at in voters if at >= round - SEAT_ROUNDS}
+    return recent or {peer.id: peer.stake for peer, _ in voters}
 
 
 def remembered(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
     """Return the stake in rao of the validators that settle the run's tip. `peers` as of D of `round`."""
-    return {peer.id: peer.stake for peer, at in _spoken(run, round, peers) if at >= round - MEMORY_ROUNDS}
+    return {peer.id: peer.stake for peer, at in _voters(run, round, peers) if at >= round - MEMORY_ROUNDS}
 
 
-def votes(run: Run, round: int, peers: Iterable[Peer]) -> Mapping[PeerId, int]:
-    """Return the weight of each validator's word in `round`: its stake, or 1 each if none has stake. `peers` as of
+def vote_weights(run: Run, round: int, peers: Iterable[Peer]) -> Mapping[PeerId, int]:
+    """Return the weight of each validator's vote in `round`: its stake, or 1 each if none has stake. `peers` as of
     D."""
     return _weights(electorate(run, round, peers))
 
@@ -139,14 +137,14 @@ def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
 
 
 def last_wrote(peers: Iterable[Peer]) -> int:
-    """Return the newest block in which a validator, or a peer whose slot has a word, has written its slot; 0 if none
+    """Return the newest block in which a validator, or a peer whose slot has a vote, has written its slot; 0 if none
     has. `peers` as of any block."""
-    slots = (peer.slot for peer in peers if peer.slot is not None and (peer.validates or _is_word(peer)))
+    slots = (peer.slot for peer in peers if peer.slot is not None and (peer.validates or _is_vote(peer)))
     return max((slot.block for slot in slots), default=0)
 
 
-def _is_word(peer: Peer) -> bool:
-    return peer.slot is not None and isinstance(peer.slot.statement, Word)
+def _is_vote(peer: Peer) -> bool:
+    return peer.slot is not None and isinstance(peer.slot.statement, Vote)
 
 
 def mirror_order(
@@ -158,21 +156,21 @@ def mirror_order(
     return {peer: drawn_mirrors(run.id, commit_hash, round, peer, stakes) for peer in named}
 
 
-def _spoken(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Peer, int]]:
+def _voters(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Peer, int]]:
     """Return the validators with the round for which they spoke last, before `round`."""
-    said = ((peer, _spoke_for(run, peer)) for peer in peers if peer.validates)
-    return [(peer, at) for peer, at in said if at is not None and at < round]
+    voters = ((peer, _last_voted_in(run, peer)) for peer in peers if peer.validates)
+    return [(peer, at) for peer, at in voters if at is not None and at < round]
 
 
-def _spoke_for(run: Run, peer: Peer) -> int | None:
-    """Return the round of the word in the peer's slot, None without one; -1 for an announcement. A slot written after
-    its window is fine here: a new pointer rewrites the slot together with the old word."""
-    word = peer.slot.statement if peer.slot is not None else None
-    if peer.slot is None or not isinstance(word, Word):
+def _last_voted_in(run: Run, peer: Peer) -> int | None:
+    """Return the round of the vote in the peer's slot, None without one; -1 for an announcement. A slot written after
+    its window is fine here: a new pointer rewrites the slot together with the old vote."""
+    vote = peer.slot.statement if peer.slot is not None else None
+    if peer.slot is None or not isinstance(vote, Vote):
         return None
-    if peer.slot.block > run.clock.commit_by(word.round):
-        return word.round
-    return -1 if word == abstention(0) else None
+    if peer.slot.block > run.clock.commit_deadline(vote.round):
+        return vote.round
+    return -1 if vote == abstention(0) else None
 
 
 def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
@@ -183,89 +181,94 @@ def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
 # --- words -------------------------------------------------------------------------------------------------------
 
 
-def word_for(round: int, uids: Collection[Uid], pair: Pair) -> Word:
-    """Return a validator's word: the state that it holds, and the peers that it names. Raises ValueError for a uid that
+def vote_for(round: int, uids: Collection[Uid], state_ref: StateRef) -> Vote:
+    """Return a validator's vote: the state that it holds, and the peers that it names. Raises ValueError for a uid that
     has no bit."""
     if any(not 0 <= uid < MAX_UIDS for uid in uids):
         raise ValueError(f"a uid of {sorted(uids)} has no bit among {MAX_UIDS}")
-    return Word(round, sum(1 << uid for uid in set(uids)), *pair)
+    return Vote(round, sum(1 << uid for uid in set(uids)), *state_ref)
 
 
-def abstention(round: int) -> Word:
-    """Return the word of a validator that is not at the tip: it keeps its seat, and supports no pair. For round 0, and
+def abstention(round: int) -> Vote:
+    """Return the vote of a validator that is not at the tip: it keeps its seat, and supports no state. For round 0, and
     by its block D, it announces a validator."""
-    return Word(round, 0, Digest(bytes(DIGEST_BYTES)), Digest(bytes(DIGEST_BYTES)))
+    return Vote(round, 0, Digest(bytes(DIGEST_BYTES)), Digest(bytes(DIGEST_BYTES)))
 
 
-def named(word: Word) -> tuple[Uid, ...]:
+def named(vote: Vote) -> tuple[Uid, ...]:
     """Return the uids whose bits are set."""
-    return tuple(Uid(uid) for uid in range(MAX_UIDS) if word.bitmap >> uid & 1)
+    return tuple(Uid(uid) for uid in range(MAX_UIDS) if vote.bitmap >> uid & 1)
 
 
 def posts_in(run: Run, round: int, peers: Iterable[Peer]) -> list[Post]:
-    """Return the words for `round` in these slots, written in (D, X]. `peers` as of any block."""
-    first, last = run.clock.commit_by(round), run.clock.words_by(round)
+    """Return the votes for `round` in these slots, written in (D, X]. `peers` as of any block."""
+    first, last = run.clock.commit_deadline(round), run.clock.vote_deadline(round)
     return [
         Post(peer.slot.block, peer.id, peer.slot.statement)
         for peer in peers
         if peer.slot is not None
         and first < peer.slot.block <= last
-        and isinstance(peer.slot.statement, Word)
+        and isinstance(peer.slot.statement, Vote)
         and peer.slot.statement.round == round
     ]
 
 
-def said(log: Log, peer: PeerId) -> Word | None:
-    """Return the sum of the peer's words for the round: the first pair that it named, and all peers that it named with
+def vote_by(log: Log, peer: PeerId) -> Vote | None:
+    """Return the sum of the peer's votes for the round: the first state that it named, and all peers that it named with
     that."""
     tally = _Tally({peer: 1}, log.posts)
-    if peer not in tally.spoke:
+    if peer not in tally.voted:
         return None
-    pair, round = tally.pairs.get(peer), log.posts[0].word.round
-    return abstention(round) if pair is None else Word(round, tally.names[peer], *pair)
+    state_ref, round = tally.refs.get(peer), log.posts[0].vote.round
+    return abstention(round) if state_ref is None else Vote(round, tally.names[peer], *state_ref)
 
 
-def pairs_named(run: Run, round: int, log: Log) -> dict[Pair, int]:
-    """Return every pair that words of the round name, with the counted stake behind it (heads, if none has stake), the
+def refs_named(run: Run, round: int, log: Log) -> dict[StateRef, int]:
+    """Return every state that votes of the round name, with the counted stake behind it (heads, if none has stake), the
     most first; ties go to the lowest digests."""
-    tally = _Tally(votes(run, round, log.commit), log.posts)
-    stakes = {pair: sum(tally.stakes[peer] for peer in tally.behind(pair)) for pair in set(tally.pairs.values())}
-    return {pair: stakes[pair] for pair in sorted(stakes, key=lambda pair: (-stakes[pair], pair))}
+    tally = _Tally(vote_weights(run, round, log.commit), log.posts)
+    stakes = {
+        state_ref: sum(tally.stakes[peer] for peer in tally.behind(state_ref)) for state_ref in set(tally.refs.values())
+    }
+    return {
+        state_ref: stakes[state_ref]
+        for state_ref in sorted(stakes, key=lambda state_ref: (-stakes[state_ref], state_ref))
+    }
 
 
 class _Tally:
-    """Counts words, one after the other. `stakes`: of the validators that count."""
+    """Counts votes, one after the other. `stakes`: of the validators that count."""
 
     def __init__(self, stakes: Mapping[PeerId, int], posts: Iterable[Post] = ()) -> None:
         self.stakes = stakes
-        self.spoke: set[PeerId] = set()
-        self.pairs: dict[PeerId, Pair] = {}
-        """The first pair that each validator named: it binds."""
+        self.voted: set[PeerId] = set()
+        self.refs: dict[PeerId, StateRef] = {}
+        """The first state that each validator named: it binds."""
         self.names: dict[PeerId, int] = {}
-        """Bits of the peers that each has named with that pair."""
+        """Bits of the peers that each has named with that state."""
         for post in posts:
             self.add(post)
 
     def add(self, post: Post) -> None:
-        peer, word = post.peer, post.word
+        peer, vote = post.peer, post.vote
         if peer not in self.stakes:
             return
-        self.spoke.add(peer)
-        if word.pair is not None and self.pairs.setdefault(peer, word.pair) == word.pair:
-            self.names[peer] = self.names.get(peer, 0) | word.bitmap
+        self.voted.add(peer)
+        if vote.state_ref is not None and self.refs.setdefault(peer, vote.state_ref) == vote.state_ref:
+            self.names[peer] = self.names.get(peer, 0) | vote.bitmap
 
     @property
-    def pair(self) -> Pair | None:
-        """The pair that more than half of the stake names."""
-        return next((pair for pair in set(self.pairs.values()) if self._is_most(self.behind(pair))), None)
+    def state_ref(self) -> StateRef | None:
+        """The state that more than half of the stake names."""
+        return next((state_ref for state_ref in set(self.refs.values()) if self._is_most(self.behind(state_ref))), None)
 
-    def behind(self, pair: Pair) -> set[PeerId]:
-        """Return the validators that name this pair."""
-        return {peer for peer, theirs in self.pairs.items() if theirs == pair}
+    def behind(self, state_ref: StateRef) -> set[PeerId]:
+        """Return the validators that name this state."""
+        return {peer for peer, theirs in self.refs.items() if theirs == state_ref}
 
-    def supported(self, pair: Pair, uids: Iterable[Uid]) -> set[Uid]:
-        """Return the uids among these that more than half of the stake names with this pair."""
-        behind = self.behind(pair)
+    def supported(self, state_ref: StateRef, uids: Iterable[Uid]) -> set[Uid]:
+        """Return the uids among these that more than half of the stake names with this state."""
+        behind = self.behind(state_ref)
         return {uid for uid in uids if self._is_most({peer for peer in behind if self.names[peer] >> uid & 1})}
 
     def _is_most(self, peers: Collection[PeerId]) -> bool:
@@ -289,7 +292,7 @@ class Order:
     @cached_property
     def committed(self) -> dict[Uid, tuple[PeerId, Digest]]:
         """(hotkey, envelope) of every uid that had committed by D."""
-        last = self.run.clock.commit_by(self.round)
+        last = self.run.clock.commit_deadline(self.round)
         promises = ((peer, commitment(peer, self.round, last)) for peer in self.peers)
         return {peer.uid: (peer.id, promise.envelope) for peer, promise in promises if promise is not None}
 
@@ -314,60 +317,62 @@ def order_of(run: Run, round: int, log: Log) -> Order:
 
 
 def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | None:
-    """Return the decision of `round`, by the words of `log`, which reaches up to block `final`; None while it is open.
+    """Return the decision of `round`, by the votes of `log`, which reaches up to block `final`; None while it is open.
 
     A round is decided early in the first state that meets two conditions. First, more than half of the counted stake
-    names a pair. Second, every counting validator has spoken, or more than half names each of the first G of the order
-    that committed. Then no later word can change the result. Otherwise the round is decided at X. It is void only if no
-    pair has more than half by X, or no peer is named by more than half. It is also void if the owner has declared it
+    names a state. Second, every counting validator has spoken, or more than half names each of the first G of the order
+    that committed. Then no later vote can change the result. Otherwise the round is decided at X. It is void only if no
+    state has more than half by X, or no peer is named by more than half. It is also void if the owner has declared it
     void as seen from `height` on, a final block.
     """
-    order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit))
-    last = run.clock.words_by(round)
+    order, tally = order_of(run, round, log), _Tally(vote_weights(run, round, log.commit))
+    last = run.clock.vote_deadline(round)
     for block, posts in groupby(log.posts, key=lambda post: post.block):
         if block > final:
             break
         for post in posts:
             tally.add(post)
-        if (pair := tally.pair) is not None:
-            supported = tally.supported(pair, order.committed)
-            everybody = tally.spoke >= tally.stakes.keys()
+        if (state_ref := tally.state_ref) is not None:
+            supported = tally.supported(state_ref, order.committed)
+            everybody = tally.voted >= tally.stakes.keys()
             if supported and (everybody or supported.issuperset(order.first(order.committed))):
-                return _decided(order, pair, supported, block, height)
+                return _decided(order, state_ref, supported, block, height)
     if final < last:
         return None
-    pair = tally.pair
-    return _decided(order, pair, tally.supported(pair, order.committed) if pair is not None else (), last, height)
+    state_ref = tally.state_ref
+    return _decided(
+        order, state_ref, tally.supported(state_ref, order.committed) if state_ref is not None else (), last, height
+    )
 
 
 def named_by_most(run: Run, round: int, log: Log) -> tuple[tuple[PeerId, Digest], ...] | None:
-    """Return (hotkey, envelope) of the peers that more than half of the counted stake names in the words of `log`, at
-    most G; None while no pair has that much stake. Decides nothing: more words may come."""
-    order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit), log.posts)
-    pair = tally.pair
-    if pair is None:
+    """Return (hotkey, envelope) of the peers that more than half of the counted stake names in the votes of `log`, at
+    most G; None while no state has that much stake. Decides nothing: more votes may come."""
+    order, tally = order_of(run, round, log), _Tally(vote_weights(run, round, log.commit), log.posts)
+    state_ref = tally.state_ref
+    if state_ref is None:
         return None
-    return _contributing(order, tally.supported(pair, order.committed))
+    return _contributing(order, tally.supported(state_ref, order.committed))
 
 
 def _contributing(order: Order, supported: Collection[Uid]) -> tuple[tuple[PeerId, Digest], ...]:
     return tuple(sorted(order.committed[uid] for uid in order.first(supported)))
 
 
-def _decided(order: Order, pair: Pair | None, supported: Collection[Uid], block: int, height: int) -> Agreed:
+def _decided(order: Order, state_ref: StateRef | None, supported: Collection[Uid], block: int, height: int) -> Agreed:
     run, round = order.run, order.round
-    if pair is None or not supported or run.voided(round, height):
-        return Agreed(pair, None, block)
-    return Agreed(pair, Selection(round, *pair, run.head_at(round), _contributing(order, supported)), block)
+    if state_ref is None or not supported or run.voided(round, height):
+        return Agreed(state_ref, None, block)
+    return Agreed(state_ref, Selection(round, *state_ref, run.head_at(round), _contributing(order, supported)), block)
 
 
 def outcome(run: Run, round: int, log: Log, height: int) -> Outcome:
     """Return the round's effect on the run's tip. `log` reaches up to X; `height` as for `agreed`."""
-    found = agreed(run, round, log, run.clock.words_by(round), height)
+    found = agreed(run, round, log, run.clock.vote_deadline(round), height)
     assert found is not None
-    pair = _Tally(votes(run, round, log.commit), log.posts).pair
-    all_told = _Tally(_weights(remembered(run, round, log.commit)), log.posts).pair
-    return Outcome(replace(found, pair=pair), pair is not None and pair == all_told)
+    state_ref = _Tally(vote_weights(run, round, log.commit), log.posts).state_ref
+    all_told = _Tally(_weights(remembered(run, round, log.commit)), log.posts).state_ref
+    return Outcome(replace(found, state_ref=state_ref), state_ref is not None and state_ref == all_told)
 
 
 def start(run: Run) -> Tip:
@@ -376,11 +381,11 @@ def start(run: Run) -> Tip:
 
 
 def moved(tip: Tip, round: int, found: Outcome) -> Tip:
-    """Return the tip after `round`, given the tip before. If the round is strong, or its pair is the tip's, the tip
-    becomes that pair, or the round's selection if it has one. A minority that is alone for longer than SEAT_ROUNDS may
+    """Return the tip after `round`, given the tip before. If the round is strong, or its state is the tip's, the tip
+    becomes that state, or the round's selection if it has one. A minority that is alone for longer than SEAT_ROUNDS may
     continue from the tip; the others' return decides. No other round changes the tip."""
-    pair, selection = found.agreed.pair, found.agreed.selection
-    goes_on = pair is not None and pair[1] == tip.link and tip.theta in (None, pair[0])
-    if pair is None or not (found.strong or goes_on):
+    state_ref, selection = found.agreed.state_ref, found.agreed.selection
+    goes_on = state_ref is not None and state_ref.link == tip.link and tip.theta in (None, state_ref.theta)
+    if state_ref is None or not (found.strong or goes_on):
         return Tip(round + 1, tip.link, tip.theta)
-    return Tip(round + 1, pair[1], pair[0]) if selection is None else Tip(round + 1, link_of(selection))
+    return Tip(round + 1, state_ref.link, state_ref.theta) if selection is None else Tip(round + 1, link_of(selection))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isnan
 
-from gauntlet.agreement import named, said
+from gauntlet.agreement import named, vote_by
 from gauntlet.book import ScoreBook, fold, is_kept
 from gauntlet.commitment import who_committed
 from gauntlet.difference import body_of, first_difference, same
@@ -47,7 +47,7 @@ class Topic(StrEnum):
     HOTKEYS = "hotkeys"
     CHECKS = "checks"
     RANKING = "ranking"
-    WORD = "word"
+    VOTE = "vote"
     SAMPLE = "sample"
     SCORES = "scores"
     PROGRESS = "progress"
@@ -82,7 +82,7 @@ def audit(facts: Facts, claim: Claim) -> list[Finding]:
         _hotkeys,
         _checks,
         _ranks,
-        _word,
+        _vote,
         _sample,
         _scores,
         _progress,
@@ -167,31 +167,31 @@ def _ranks(again: Replay) -> Iterator[Finding]:
             yield _differs(Topic.RANKING, f"{stated} stated, {found} by the book before the round", peer)
 
 
-def _word(again: Replay) -> Iterator[Finding]:
-    """Check that the validator's word on chain names our theta, and only peers that may contribute by its own book."""
-    facts, word = again.facts, said(again.facts.log, again.claim.validator)
-    if word is None or word.pair is None:
+def _vote(again: Replay) -> Iterator[Finding]:
+    """Check that the validator's vote on chain names our theta, and only peers that may contribute by its own book."""
+    facts, vote = again.facts, vote_by(again.facts.log, again.claim.validator)
+    if vote is None or vote.state_ref is None:
         return
-    if word.pair != (facts.theta, facts.previous):
-        text = "its word on chain starts from another state than the run's"
-        # Its pair may have been the tip before the others' words moved that. But not with another theta.
-        held = facts.decision.pair is None or word.pair[1] != facts.previous
+    if vote.state_ref != (facts.theta, facts.previous):
+        text = "its vote on chain starts from another state than the run's"
+        # Its state may have been the tip before the others' votes moved that. But not with another theta.
+        held = facts.decision.state_ref is None or vote.state_ref.link != facts.previous
         held |= again.report.unobserved is Unobserved.APART
-        yield Finding(Topic.WORD, Verdict.OBSERVED, text) if held else _differs(Topic.WORD, text)
+        yield Finding(Topic.VOTE, Verdict.OBSERVED, text) if held else _differs(Topic.VOTE, text)
         return
     uids = {peer.uid: peer.id for peer in facts.log.commit}
-    on_chain, may = {uids[uid] for uid in named(word) if uid in uids}, set(again.ranking.order)
-    committed = who_committed(facts.log.commit, facts.round, facts.run.clock.commit_by(facts.round))
+    on_chain, may = {uids[uid] for uid in named(vote) if uid in uids}, set(again.ranking.order)
+    committed = who_committed(facts.log.commit, facts.round, facts.run.clock.commit_deadline(facts.round))
     for peer in sorted(on_chain - may):
         row = again.rows.get(peer)
         if peer in committed and row is not None and (row.unseen or row.rejected in _READ_LATER):
             text = "is named on chain: others must have given the validator what it could not read in time"
-            yield Finding(Topic.WORD, Verdict.OBSERVED, text, peer)
+            yield Finding(Topic.VOTE, Verdict.OBSERVED, text, peer)
         else:
-            yield _differs(Topic.WORD, "is named on chain, but may not contribute", peer)
+            yield _differs(Topic.VOTE, "is named on chain, but may not contribute", peer)
     for peer in sorted(may - on_chain):
         text = "may contribute, but is not named on chain: the validator was late, or restarted"
-        yield Finding(Topic.WORD, Verdict.OBSERVED, text, peer)
+        yield Finding(Topic.VOTE, Verdict.OBSERVED, text, peer)
 
 
 def _sample(again: Replay) -> Iterator[Finding]:
@@ -313,7 +313,7 @@ _ITS_OWN = {
 def _observed(again: Replay) -> Iterator[Finding]:
     """Check that the round was passed over exactly if its own findings say so, or for a reason that only the validator
     saw."""
-    report, last = again.report, again.facts.run.clock.commit_by(again.facts.round)
+    report, last = again.report, again.facts.run.clock.commit_deadline(again.facts.round)
     committed = who_committed(again.facts.judged.values(), again.facts.round, last)
     outcomes = {p: row.rejected for p, row in again.rows.items() if row.rejected or row.standing or row.contributing}
     unreadable = is_unreadable(report.before, committed, outcomes, again.spec.gauntlet)
@@ -331,7 +331,7 @@ def _observed(again: Replay) -> Iterator[Finding]:
 def _after(again: Replay) -> Iterator[Finding]:
     """Check that the book after is the fold of the book before and the stated outcome."""
     contributing = again.facts.decision.selection.contributing if again.facts.decision.selection else ()
-    last = again.facts.run.clock.commit_by(again.facts.round)
+    last = again.facts.run.clock.commit_deadline(again.facts.round)
     committed = who_committed(again.facts.judged.values(), again.facts.round, last) & again.rows.keys()
     outcome = again.judge.outcome(
         again.stated,
@@ -361,7 +361,7 @@ def _after(again: Replay) -> Iterator[Finding]:
 def _pay(again: Replay) -> Iterator[Finding]:
     """Check that the shares follow from the book after, and took effect on chain."""
     paid, facts = again.report.paid, again.facts
-    if not facts.run.clock.reveal_by(facts.round) <= paid.block <= min(facts.height, paid.set_in or facts.height):
+    if not facts.run.clock.reveal_deadline(facts.round) <= paid.block <= min(facts.height, paid.set_in or facts.height):
         yield _differs(Topic.WEIGHTS, f"paid by block {paid.block}, set in {paid.set_in}: that cannot be")
         return
     if again.claim.paid is None:
@@ -395,7 +395,7 @@ def _unstated(again: Replay) -> Iterator[Finding]:
     if last is not None and last.paid.block < me.last_update != last.paid.set_in:
         text = f"weights were set in block {me.last_update}, and its report of round {last.round} does not say so"
         yield _differs(Topic.WEIGHTS, text)
-    elif last is None and facts.round and me.last_update > facts.run.clock.reveal_by(facts.round - 1):
+    elif last is None and facts.round and me.last_update > facts.run.clock.reveal_deadline(facts.round - 1):
         text = f"weights were set in block {me.last_update}, and its report of the round before is not to be had"
         yield _unchecked(Topic.WEIGHTS, text)
 

@@ -92,9 +92,9 @@ class Expected:
     commit_hash: Digest
 
     @property
-    def commit_by(self) -> int:
+    def commit_deadline(self) -> int:
         """Block D."""
-        return self.clock.commit_by(self.round)
+        return self.clock.commit_deadline(self.round)
 
 
 def fast_checks(
@@ -124,7 +124,7 @@ def fast_checks(
     return Checked(
         passed={peer: submission for peer, submission in valid.items() if peer not in rejected},
         rejected={item.peer.id: rejected[item.peer.id] for item in by_hotkey if item.peer.id in rejected},
-        committed=frozenset(who_committed((item.peer for item in gathered), round, expected.commit_by)),
+        committed=frozenset(who_committed((item.peer for item in gathered), round, expected.commit_deadline)),
         twins=copies.twins,
         # A re-posted payload is known already; kept under a second name it would pass for its poster's own.
         remember={
@@ -155,11 +155,11 @@ def _judged(item: Gathered, expected: Expected, doors: Doors, broken: dict[PeerI
 
 def _sealed(item: Gathered, expected: Expected, doors: Doors) -> tuple[Envelope, memoryview]:
     """The envelope that the peer committed to and signed, and the ciphertext that belongs to it (without a copy)."""
-    promise, object_bytes = commitment(item.peer, expected.round, expected.commit_by), expected.spec.object_bytes
+    promise, object_bytes = commitment(item.peer, expected.round, expected.commit_deadline), expected.spec.object_bytes
     if promise is None:
         if item.late:
-            raise InvalidSubmission(Reason.LATE, f"committed after block {expected.commit_by}")
-        raise InvalidSubmission(Reason.MISSING, f"no commitment by block {expected.commit_by}")
+            raise InvalidSubmission(Reason.LATE, f"committed after block {expected.commit_deadline}")
+        raise InvalidSubmission(Reason.MISSING, f"no commitment by block {expected.commit_deadline}")
     size = item.wrong_size if item.payload is None else len(item.payload)
     wrong_size = InvalidSubmission(Reason.WRONG_SIZE, f"{size} bytes, expected {object_bytes}")
     if size not in (None, object_bytes, ENVELOPE_BYTES):

@@ -5,17 +5,17 @@ from collections.abc import Iterable
 from murmur.protocol.types import Commitment, Peer, PeerId
 
 
-def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:
+def commitment(peer: Peer, round: int, commit_deadline: int) -> Commitment | None:
     """Return the commitment for `round` in the peer's slot, if it was written in block `commit_by` or before."""
     slot = peer.slot
-    if slot is None or slot.block > commit_by or not isinstance(slot.statement, Commitment):
+    if slot is None or slot.block > commit_deadline or not isinstance(slot.statement, Commitment):
         return None
     return slot.statement if slot.statement.round == round else None
 
 
-def who_committed(peers: Iterable[Peer], round: int, commit_by: int) -> set[PeerId]:
+def who_committed(peers: Iterable[Peer], round: int, commit_deadline: int) -> set[PeerId]:
     """Return those of these peers whose slot has a `commitment` for `round`."""
-    return {peer.id for peer in peers if commitment(peer, round, commit_by) is not None}
+    return {peer.id for peer in peers if commitment(peer, round, commit_deadline) is not None}
 
 
 def is_judged(peer: Peer, owner: PeerId) -> bool:
@@ -25,9 +25,9 @@ def is_judged(peer: Peer, owner: PeerId) -> bool:
     return commits or not (peer.validates or peer.id == owner)
 
 
-def is_late(at_commit: Peer, at_reveal: Peer | None, round: int, commit_by: int, reveal_by: int) -> bool:
+def is_late(at_commit: Peer, at_reveal: Peer | None, round: int, commit_deadline: int, reveal_deadline: int) -> bool:
     """Whether the peer has no commitment for the round at D, but one by V. `at_commit`, `at_reveal`: the peer as of
     blocks D and V."""
-    if commitment(at_commit, round, commit_by) is not None or at_reveal is None:
+    if commitment(at_commit, round, commit_deadline) is not None or at_reveal is None:
         return False
-    return commitment(at_reveal, round, reveal_by) is not None
+    return commitment(at_reveal, round, reveal_deadline) is not None

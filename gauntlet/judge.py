@@ -144,7 +144,7 @@ class Judge:
         selected: Iterable[PeerId],
         progress: Mapping[PeerId, float],
     ) -> RoundOutcome:
-        """Return what the round taught. committed: all that had committed by D, seen or not. selected: by the words."""
+        """Return what the round taught. committed: all that had committed by D, seen or not. selected: by the votes."""
         unseen = frozenset(committed) - checked.passed.keys() - checked.rejected.keys()
         return RoundOutcome(self.round, checked, evaluations, frozenset(selected), progress, unseen=unseen)
 

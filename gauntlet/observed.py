@@ -47,7 +47,7 @@ class Looked:
         """Whether reading began in the second half of the reveal window, or ended more than one such window after V.
         The window is the measure, since it is planned for the actual machines. No peer can cause it: reading ends at
         V."""
-        opened, closed = clock.commit_by(round), clock.reveal_by(round)
+        opened, closed = clock.commit_deadline(round), clock.reveal_deadline(round)
         return 2 * (self.began - opened) > closed - opened or self.ended - closed > closed - opened
 
 

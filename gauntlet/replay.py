@@ -50,7 +50,7 @@ class Replay:
 
     def _stated(self) -> Checked:
         facts, rows = self.facts, self.rows
-        committed = who_committed(facts.judged.values(), facts.round, facts.run.clock.commit_by(facts.round))
+        committed = who_committed(facts.judged.values(), facts.round, facts.run.clock.commit_deadline(facts.round))
         return Checked(
             # What follows from it looks at names only.
             cast("Mapping[PeerId, Submission]", dict.fromkeys(self.passed)),
@@ -65,14 +65,17 @@ class Replay:
         the bytes, together with the key that the validator says it read."""
         facts = self.facts
         at_reveal = {peer.id: peer for peer in facts.at_reveal}
-        last, reveal_by = facts.run.clock.commit_by(facts.round), facts.run.clock.reveal_by(facts.round)
+        last, reveal_deadline = (
+            facts.run.clock.commit_deadline(facts.round),
+            facts.run.clock.reveal_deadline(facts.round),
+        )
         examined: dict[PeerId, Gathered] = {}
         for peer in facts.judged.values():
             row = self.rows.get(peer.id)
             if row is None:
                 continue
             if commitment(peer, facts.round, last) is None:
-                late = is_late(peer, at_reveal.get(peer.id), facts.round, last, reveal_by)
+                late = is_late(peer, at_reveal.get(peer.id), facts.round, last, reveal_deadline)
                 examined[peer.id] = Gathered(peer, late=late)
             elif row.unseen or row.rejected in OBSERVED_BYTES:
                 continue

@@ -44,9 +44,9 @@ def is_due(run: Run, round: int, last_update: int, block: int) -> bool:
 def due_from(run: Run, round: int, last_update: int) -> int:
     """Return about the block in which a validator that set its weights last in `last_update` sets them next, as of
     `round`: the one that decides the first round for which they are due."""
-    while not is_due(run, round, last_update, run.clock.words_by(round)):
+    while not is_due(run, round, last_update, run.clock.vote_deadline(round)):
         round += 1
-    return run.clock.words_by(round)
+    return run.clock.vote_deadline(round)
 
 
 def differing(shares: Mapping[Uid, float], row: Mapping[Uid, int]) -> list[Uid]:

@@ -47,7 +47,7 @@ LONGEST_FIRST = (
     "tests/training/test_memory.py",
     "tests/lab/simulation/",
     "tests/rounds/test_audit.py",
-    "tests/rounds/test_words.py",
+    "tests/rounds/test_votes.py",
     "tests/lab/arena/test_attacks.py",
     "tests/sparseloco/test_native.py",
     "tests/lab/localnet/",

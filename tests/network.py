@@ -39,7 +39,7 @@ from murmur.rounds.pay import Pay
 from murmur.rounds.retention import Retention
 from murmur.rounds.score import Scores
 from murmur.rounds.validator import Validator
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
 from murmur.training.inner import InnerReport
 from murmur.training.replica import Replica, genesis_theta
@@ -58,7 +58,7 @@ waiting = partial(Miner, speculates=False)
 
 def with_parts(*parts: type) -> type[Validator]:
     """A validator some of whose five parts are these."""
-    names = {Collector: "collecting", Scores: "scoring", Words: "speaking", Pay: "paying", Retention: "keeping"}
+    names = {Collector: "collecting", Scores: "scoring", Votes: "voting", Pay: "paying", Retention: "keeping"}
     own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
     return type("Dishonest", (Validator,), own)
 

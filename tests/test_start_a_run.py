@@ -71,7 +71,7 @@ class Terminals:
         self.folder = folder
         programs = folder / "bin"
         programs.mkdir()
-        for name, start in (("murmur", "-m murmur.command"), ("python", "")):
+        for name, start in (("murmur", "-m murmur"), ("python", "")):
             script = programs / name
             script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {start} "$@"\n')
             script.chmod(0o755)

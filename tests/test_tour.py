@@ -63,7 +63,7 @@ def assert_sizes(played: dict[str, Any]) -> None:
         "commit": len(played["signed"]),
         "check": sum(len(submission.update.records) for submission in played["checked"].passed.values()),
         "order": sum(map(len, played["ranking"].order)),
-        "word": len(encode_selection(played["selection"])),
+        "vote": len(encode_selection(played["selection"])),
         "score": 2 * 8 * len(played["scores"]),
         "outer step": sum(tensor.nbytes for tensor in played["mine"].theta.values()),
     }

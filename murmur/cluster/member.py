@@ -208,7 +208,7 @@ class Member(Membership):
 
     def claim(self, round: int, sealed: SealedRound) -> None:
         """Say that our update is there, with what opens it."""
-        theta, link = self.state.claim
+        theta, link = self.state.ref
         envelope = self.work.envelope_digest(sealed)
         claim = Claim(
             theta=theta,
@@ -266,10 +266,10 @@ class Member(Membership):
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
         """Close the round with what these claims make, and take away the beats of those that are gone for good. False
         where somebody was faster."""
-        record = choose(claims, self.presence.living(), self.state.claim, self.me)
+        record = choose(claims, self.presence.living(), self.state.ref, self.me)
         if record is None:
             raise RunElsewhere(f"most of the claims of round {round} build on another record than ours")
-        if record.theta != self.state.claim[0]:
+        if record.theta != self.state.ref.theta:
             raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
             self.ledger.require_record(round)
@@ -288,9 +288,9 @@ class Member(Membership):
     def apply(self, round: int, record: Record) -> None:
         """Apply this record's outer step. Raises RunElsewhere if it is of another state than ours, Lacking, or
         StorageError."""
-        state, pair = self.state, self.state.claim
+        state, state_ref = self.state, self.state.ref
         selection = record.selection(self.ledger.run, round)
-        if (selection.theta, selection.previous) != pair:
+        if (selection.theta, selection.previous) != state_ref:
             raise RunElsewhere(f"the record of round {round} belongs to another state than ours")
         self.log.keep(round, record)
         amended = self.amended.at(record.amendments)
@@ -310,7 +310,7 @@ class Member(Membership):
         with state.timeline.begin("apply") as apply:
             shown = {peer: self.ledger.key_of(one) for peer, one in pinned.items()}
             opened = open_pinned(self.spec, round, pairs, sealed, shown, self.time)
-            state.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
+            state.apply(round, self.spec, Agreed(state_ref, selection, 0), opened, mine)
         self.take_up(amended)
         self.stand()
         self.records = [*self.records, record][-ROUNDS:]
@@ -319,7 +319,7 @@ class Member(Membership):
             round,
             void=False,
             contributing=[peer.hex() for peer in contributing],
-            theta=pair[0].hex(),
+            theta=state_ref.theta.hex(),
             decided=None,
             after=None,
             guess=None,

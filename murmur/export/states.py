@@ -15,7 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gauntlet.agreement import Pair, Tip
+from gauntlet.agreement import Tip
 from murmur.node.chain.follower import Follower
 from murmur.node.config.adapters import Doors
 from murmur.node.fetch.payloads import gather_pinned
@@ -32,7 +32,7 @@ from murmur.protocol.layout import Layout
 from murmur.protocol.messages import first_link
 from murmur.protocol.run import Run
 from murmur.protocol.spec import OuterSpec, RunSpec
-from murmur.protocol.types import Digest, PeerId, Selection
+from murmur.protocol.types import Digest, PeerId, Selection, StateRef
 from murmur.training import checkpoint
 from murmur.training.host import Area, model_bytes, model_tensors
 from murmur.training.replica import parse_outer
@@ -44,7 +44,7 @@ from sparseloco.update import Update
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The state at the start of `round`: a link, and the theta digest that words on chain or the next selection name.
+    """The state at the start of `round`: a link, and the theta digest that votes on chain or the next selection name.
     The digest is None where nothing names it yet, and for theta_0 of a run that has not begun."""
 
     round: int
@@ -52,8 +52,8 @@ class Named:
     theta: Digest | None
 
     @property
-    def pair(self) -> Pair | None:
-        return (self.theta, self.link) if self.theta is not None else None
+    def state_ref(self) -> StateRef | None:
+        return StateRef(self.theta, self.link) if self.theta is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,18 +187,20 @@ def prove_by_run(export: Export, states: AnyStates, index: Index | None, tell: C
         raise Differs(f"it is of run {origin.run}, and this is run {states.id.hex()}")
     if index is not None and (index.tokenizer, index.tokenizer_config) != _tokens(origin):
         raise Differs("its tokenizer, or how that is configured, is not what the run's data set names")
-    pair = states.at(origin.round).pair
-    if pair not in (None, (export.theta, export.link)):
+    state_ref = states.at(origin.round).state_ref
+    if state_ref not in (None, (export.theta, export.link)):
         raise Differs(f"it is of the state {origin.theta}, another one is named for the start of round {origin.round}")
-    if pair is not None and origin.dtype == "float32" and not states.spec.momentum:
+    if state_ref is not None and origin.dtype == "float32" and not states.spec.momentum:
         yield f"the fp32 tensors hash to the theta digest {origin.theta}: {states.named_by}"
     else:
-        if pair is not None:
+        if state_ref is not None:
             tell("the tensors alone do not give the digest: getting the fp32 theta of this state to compare")
         else:
             tell(f"nothing names this state yet: getting the state at the start of round {origin.round}")
         _rebuild_and_compare(export, states, tell)
-        what = states.named_by if pair is not None else "nothing names it yet, it follows from what was agreed before"
+        what = (
+            states.named_by if state_ref is not None else "nothing names it yet, it follows from what was agreed before"
+        )
         yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
         yield f"the tensors are that theta, as {origin.dtype}"
     if index is None:

@@ -3,7 +3,7 @@
 
 A node's state is always the one at the start of a round. `advance` reads the agreed selection of that round from
 finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order. If the
-run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py); meanwhile our words abstain.
+run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py); meanwhile our votes abstain.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from itertools import islice
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Pair, Tip, moved
+from gauntlet.agreement import Agreed, Tip, moved
 from gauntlet.commitment import commitment
 from murmur.node.chain.follower import Follower
 from murmur.node.chain.subnet_terms import SubnetTerms
@@ -33,11 +33,11 @@ from murmur.protocol.errors import STATE_PRUNED, ChainError, MurmurError, OutOfS
 from murmur.protocol.messages import first_link
 from murmur.protocol.ports import Time
 from murmur.protocol.run import Run
-from murmur.protocol.types import Digest, PeerId, hotkey
+from murmur.protocol.types import Digest, PeerId, StateRef, hotkey
 from storage.collect import Collection
 
 VAIN_ROUNDS = 4
-"""After this many rounds in which no node gave us the data that follows our state, our words name our state again. A
+"""After this many rounds in which no node gave us the data that follows our state, our votes name our state again. A
 run whose newest payloads are lost everywhere recovers only in this way."""
 LOOK_BLOCKS = 0.5
 """Blocks between two polls for the expected submissions."""
@@ -76,7 +76,7 @@ class _Decision:
         """Await the decision and return it. Raises the error of `wait`."""
         self._task.join()
         if self._found is None:
-            raise self._fault or ChainError("no validator has posted a word")
+            raise self._fault or ChainError("no validator has posted a vote")
         return self._found
 
 
@@ -108,12 +108,12 @@ class Node(Follower):
         return self.state.saved.at_tip
 
     @property
-    def pair(self) -> Pair | None:
-        """The pair that our words name; None while we abstain."""
+    def state_ref(self) -> StateRef | None:
+        """The state that our votes name; None while we abstain."""
         saved = self.state.saved
         in_vain = saved.vain_from is not None and saved.round >= saved.vain_from + VAIN_ROUNDS
         back = in_vain and self._followed is Followed.ON_THE_WAY
-        return self.state.claim if self.at_tip or back else None
+        return self.state.ref if self.at_tip or back else None
 
     def next_round(self, last: Callable[[int], int]) -> int:
         """Return the first round whose block `last(round)` is still ahead; never one before our state's round."""
@@ -146,8 +146,8 @@ class Node(Follower):
         if not self.at_tip and self.agreement.newest_decided(self.run) > self._tried:
             self._catch_up()
         while (current := self.state.saved.round) < round:
-            if self.head() < self.clock.commit_by(current):
-                self.wait_for(self.clock.commit_by(current), f"the end of round {current}'s commit window")
+            if self.head() < self.clock.commit_deadline(current):
+                self.wait_for(self.clock.commit_deadline(current), f"the end of round {current}'s commit window")
             settle(self, self.state)
             runs.require_protocol(self.run, current + 1)
             try:
@@ -161,8 +161,8 @@ class Node(Follower):
                 if fault.code != STATE_PRUNED:
                     raise
                 why = str(fault)
-            if self.head() < self.clock.words_by(current):
-                self.wait_for(self.clock.words_by(current), f"the words of round {current}")
+            if self.head() < self.clock.vote_deadline(current):
+                self.wait_for(self.clock.vote_deadline(current), f"the votes of round {current}")
             self._catch_up(why)
         return applied
 
@@ -175,7 +175,7 @@ class Node(Follower):
         We wait until V for a miner that committed and shows no key. Once the decision is known we do not guess. If no
         miner committed, or none shows a key, the round will be void.
         """
-        state, last = self.state, self.clock.commit_by(round)
+        state, last = self.state, self.clock.commit_deadline(round)
         if state.expected is not None:
             return state.expected.round == round  # the work after it was cut off
         try:
@@ -223,7 +223,7 @@ class Node(Follower):
             try:
                 return [each for each in self._gather_now(round, contributing, head) if each.update is not None]
             except Lacking as fault:
-                if head >= self.clock.reveal_by(round):
+                if head >= self.clock.reveal_deadline(round):
                     silent |= frozenset(fault.peers)
                 else:
                     self.time.sleep(LOOK_BLOCKS * self.run.first.clock.block_seconds)
@@ -232,7 +232,7 @@ class Node(Follower):
         """Gather these submissions from their owners and mirrors. Raises Lacking."""
         self.state.lay_out_own(self.me, round)
         spec, clock = self.run.spec_at(round), self.run.first.clock
-        left = max(LOOK_BLOCKS, self.clock.reveal_by(round) - head) * clock.block_seconds
+        left = max(LOOK_BLOCKS, self.clock.reveal_deadline(round) - head) * clock.block_seconds
         return gather_pinned(
             spec,
             self.run.id,
@@ -250,15 +250,15 @@ class Node(Follower):
 
     def _agreed_in(self, round: int) -> Agreed | None:
         """Return the round's decision if it builds on our state; None if the run continues from another. If others name
-        another pair and that does not move the run, the round is void."""
+        another state and that does not move the run, the round is void."""
         beside, self._decision = self._decision, None
         with self.timeline.begin("wait"):
             decision = beside.take() if beside is not None else self._decided(round)
-        (theta, link), tip = self.state.claim, self.state.saved.tip
+        (theta, link), tip = self.state.ref, self.state.saved.tip
         assert tip is not None
-        if decision.pair in (None, (theta, link)):
+        if decision.state_ref in (None, (theta, link)):
             return decision
-        self.wait_for(self.clock.words_by(round), f"the words of round {round}")
+        self.wait_for(self.clock.vote_deadline(round), f"the votes of round {round}")
         after = moved(tip, round, self.agreement.outcome(self.run, round))
         stays = after.link == link and after.theta in (None, theta)
         return Agreed(None, None, decision.block) if stays else None
@@ -302,7 +302,7 @@ class Node(Follower):
         state.clear_cache()
 
     def _show_what_was_agreed(self) -> None:
-        """Publish the agreed selections that we cannot apply. No chain node may have their words at our next start, or
+        """Publish the agreed selections that we cannot apply. No chain node may have their votes at our next start, or
         another node's. Without the selections a node could not know that its state is on the run's way."""
         tip, link = self.state.saved.tip, self.state.saved.link
         at = tip.link if tip is not None else link
@@ -352,7 +352,7 @@ class Node(Follower):
             contributing=[hotkey(peer) for peer, _ in decision.selection.contributing] if decision.selection else [],
             theta=self.state.replica.digest().hex(),
             decided=decision.block,
-            after=decision.block - self.clock.commit_by(round),
+            after=decision.block - self.clock.commit_deadline(round),
             guess=("right" if right else "wrong") if guessed else None,
             seconds={"download": seconds["download"], "apply": seconds["apply"]},
         )
@@ -399,9 +399,9 @@ class Node(Follower):
         every node late for the next round. Nothing waits for it and nothing depends on it."""
         self.stop_prefetch()
         try:
-            last, head = self.clock.commit_by(round), self.head()
+            last, head = self.clock.commit_deadline(round), self.head()
             peers = self.doors.chain.peers(min(last, head))
-            timeout = self.seconds_until(self.clock.words_by(round))
+            timeout = self.seconds_until(self.clock.vote_deadline(round))
         except ChainError as fault:
             logger.debug("round {round}: cannot fetch payloads early: {fault}", round=round, fault=str(fault))
             return

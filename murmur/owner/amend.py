@@ -40,8 +40,8 @@ class Standing:
 
 
 def standing(run: Run, doors: Doors) -> Standing:
-    """Return the owner's current standing. `run`: with all amendments settled by now (murmur.node.sync.amendments.settled).
-    Raises ChainError."""
+    """Return the owner's current standing. `run`: with all amendments settled by now
+    (murmur.node.sync.amendments.settled). Raises ChainError."""
     clock, block = run.clock, doors.chain.finalized().block
     peers = doors.chain.peers(block)
     slot = owner_slot(run.first.owner_id, peers)

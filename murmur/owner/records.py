@@ -1,10 +1,10 @@
-"""The chain of agreed selections, read back from the pair that most of the stake names now: the run's history, and its
+"""The chain of agreed selections, read back from the state that most of the stake names now: the run's history, and its
 amendments in force. Each selection is authenticated by the link to it, so it may come from any source."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, pairs_named, votes
+from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, refs_named, vote_weights
 from murmur.node.chain.agreement import Agreement
 from murmur.node.config.adapters import Doors
 from murmur.node.fetch.sources import sources_as_of
@@ -16,7 +16,7 @@ from murmur.protocol.types import Digest, Selection
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The pair that validators' words name at the start of `round`: theta's digest and the link to the last selection,
+    """The state that validators' votes name at the start of `round`: theta's digest and the link to the last selection,
     with the share of the counted stake that names it."""
 
     round: int
@@ -26,23 +26,24 @@ class Stated:
 
 
 def stated(run: Run, doors: Doors, block: int) -> Stated | None:
-    """Return the newest pair that at least half of the counted stake names, of the rounds decided by the final `block`.
+    """Return the newest state that at least half of the counted stake names, of the rounds decided by the final
+    `block`.
 
-    None before any validator has spoken, or when the last words are so old that the chain's nodes have pruned them.
+    None before any validator has spoken, or when the last votes are so old that the chain's nodes have pruned them.
     Raises ChainError.
     """
     agreement = Agreement(doors.chain)
-    spoken = run.clock.round_at(last_wrote(doors.chain.peers(block))) + MEMORY_ROUNDS
-    newest = min(run.clock.decided_before(block + 1), spoken)
+    voted = run.clock.round_at(last_wrote(doors.chain.peers(block))) + MEMORY_ROUNDS
+    newest = min(run.clock.decided_before(block + 1), voted)
     for round in range(newest, -1, -1):
         try:
-            log = agreement.log(run, round, run.clock.words_by(round))
+            log = agreement.log(run, round, run.clock.vote_deadline(round))
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
             return None
-        total = sum(votes(run, round, log.commit).values())
-        for (theta, link), stake in pairs_named(run, round, log).items():
+        total = sum(vote_weights(run, round, log.commit).values())
+        for (theta, link), stake in refs_named(run, round, log).items():
             if 2 * stake >= total:
                 return Stated(round, theta, link, stake / total if total else 1.0)
     return None

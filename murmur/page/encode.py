@@ -20,10 +20,10 @@ APART = "APART"
 def encode(one: Round, peers: Mapping[str, str]) -> dict[str, Any]:
     """Return a round as JSON. Losses in nats a token, `pay` in shares, `seconds` medians over nodes; null for what
     nobody told. peers: hotkey, or a member's id, by name of a node."""
-    word = one.agreed()
-    contributing = list(one.contributing.get(word, ())) if word is not None else []
+    node = one.agreed()
+    contributing = list(one.contributing.get(node, ())) if node is not None else []
     rejected, standing = dict(_first(one, one.rejected, {})), dict(_first(one, one.standing, {}))
-    if word is not None:
+    if node is not None:
         left_out = set(_first(one, one.passed, ())) - {*contributing, *standing, *rejected}
         standing |= dict.fromkeys(sorted(left_out), NOT_AGREED)
         rejected |= {peers.get(node, node): APART if node in one.apart else "LATE" for node in sorted(one.steps)}
@@ -44,8 +44,8 @@ def encode(one: Round, peers: Mapping[str, str]) -> dict[str, Any]:
         "standing": {peer: why for peer, why in standing.items() if peer not in contributing},
         "pay": {peer: round(share, 6) for peer, share in sorted(pay.items()) if share},
         "learning": {p: n for p, n in sorted(one.evaluations.items()) if n < SETTLED and p in judged},
-        "void": one.void[word] if word is not None else None,
-        "decided": one.block.get(word) if word is not None else None,
+        "void": one.void[node] if node is not None else None,
+        "decided": one.block.get(node) if node is not None else None,
         "guesses": {guess: count for guess in GUESSES if (count := [*one.guesses.values()].count(guess))},
         "computed": round(median(one.computed.values()), 3) if one.computed else None,
         "unobserved": next(iter(one.unobserved.values()), None),
@@ -63,7 +63,7 @@ def encode(one: Round, peers: Mapping[str, str]) -> dict[str, Any]:
         "steps": _sum(one.steps, miners),
         "tokens": _sum(one.tokens, miners),
         "length": round(median(one.length.values()), 3) if one.length else None,
-        "theta": one.theta.get(word) if word is not None else None,
+        "theta": one.theta.get(node) if node is not None else None,
         "closed_by": one.closed_by,
     }
 

@@ -56,8 +56,8 @@ def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
     """Yield the problems, the worst first."""
     rounds, last, cluster = source.rounds, lately[-1], source.cluster()
     for one in reversed(lately):
-        word = one.agreed()
-        counted = one.contributing.get(word, ()) if word is not None else ()
+        node = one.agreed()
+        counted = one.contributing.get(node, ()) if node is not None else ()
         theirs = [n for n in one.theta if n in one.active or rounds.hotkeys.get(n) in counted]
         if len({one.theta[node] for node in theirs}) > 1:
             yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."

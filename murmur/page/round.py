@@ -9,12 +9,12 @@ Event = Mapping[str, Any]
 PHASES = ("compute", "upload", "download", "apply")
 GUESSES = ("right", "wrong")
 CHAIN = "chain"
-"""The node whose word is what stands on chain: it comes before everybody's."""
+"""The node whose vote is what stands on chain: it comes before everybody's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A validator's word. `named`: how many peers it names; the rest is known only where the word was read from the
+class PostedVote:
+    """A validator's vote. `named`: how many peers it names; the rest is known only where the vote was read from the
     chain. `theta`: the state that it holds; `stake`: share of the counted one."""
 
     block: int | None
@@ -35,7 +35,7 @@ class Round:
     void: dict[str, bool] = field(default_factory=dict)
     cause: str | None = None
     """Of a void round, where the chain was read: a code of murmur/page/void.py."""
-    said: dict[str, Said] = field(default_factory=dict)
+    votes: dict[str, PostedVote] = field(default_factory=dict)
     first: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Who would contribute by a validator's own order."""
     set_in: dict[str, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Round:
     unread: dict[str, str] = field(default_factory=dict)
     """Validator -> why its report is not to be had."""
     stakes: dict[str, float] = field(default_factory=dict)
-    """Share of the counted stake, of validators that are strangers: whose word comes first, and counts how much."""
+    """Share of the counted stake, of validators that are strangers: whose vote comes first, and counts how much."""
     steps: dict[str, int] = field(default_factory=dict)
     """Member of a cluster -> the inner steps that it claims."""
     apart: set[str] = field(default_factory=set)
@@ -91,5 +91,5 @@ class Round:
         return bool(self.void)
 
     def agreed(self) -> str | None:
-        """The node whose word on the outcome counts: a validator's if there is one."""
+        """The node whose vote on the outcome counts: a validator's if there is one."""
         return next((node for node in sorted(self.void, key=lambda node: (node not in self.active, node))), None)

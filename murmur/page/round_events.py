@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from sys import intern
 from typing import Any
 
-from murmur.page.round import PHASES, Event, Round, Said
+from murmur.page.round import PHASES, Event, PostedVote, Round
 
 MAX_ROUND = 1 << 32
 MAX_NUMBER = 1e18
@@ -43,7 +43,7 @@ VALIDATOR_KINDS = {
 MEMBER_KINDS = {"claimed", "closed", "diverged", "recorded", "claims", "sent"}
 KINDS = NODE_KINDS | VALIDATOR_KINDS | MEMBER_KINDS | {"agreed", "stated", "unread", "tested"}
 EVALUATIONS = "evaluations"
-"""The node whose word are evaluations of checkpoints (murmur/page/evaluations.py); no member is called so."""
+"""The node whose vote are evaluations of checkpoints (murmur/page/evaluations.py); no member is called so."""
 MOST_METRICS = 200
 
 
@@ -115,7 +115,7 @@ def _fold_validator(one: Round, node: str, kind: str, event: Event) -> None:
             first, standing = tuple(_text(peer) for peer in event["contributing"]), _texts(event["standing"])
             one.first[node], one.standing[node] = first, standing
         case "word_posted":
-            one.said[node] = _said(event)
+            one.votes[node] = _posted_vote(event)
         case "reported":
             stake = _number(event["stake"]) if "stake" in event else None
             set_in = _count(event["set_in"]) if event.get("set_in") is not None else None
@@ -225,12 +225,12 @@ def _reported(one: Round, node: str, peers: Mapping[str, Mapping[str, Any]]) -> 
         one.evaluations[name] = max(times, one.evaluations.get(name, 0))
 
 
-def _said(event: Event) -> Said:
+def _posted_vote(event: Event) -> PostedVote:
     abstains, named = bool(event["abstains"]), _count(event["named"])
     block = _count(event["block"]) if event["block"] is not None else None
     theta = _text(event["theta"]) if event.get("theta") is not None else None
     peers = tuple(_text(peer) for peer in event["peers"]) if "peers" in event else None
-    return Said(block, named, abstains, theta, peers, _number(event["stake"]) if "stake" in event else None)
+    return PostedVote(block, named, abstains, theta, peers, _number(event["stake"]) if "stake" in event else None)
 
 
 def _texts(found: Mapping[str, Any]) -> dict[str, str]:

@@ -19,7 +19,7 @@ class Rounds:
         self.hotkeys: dict[str, str] = {}
         self.peers = Places()
         self.last_seen: dict[str, tuple[int, float]] = {}
-        """Validator -> round and time of the last word or report that is known of it."""
+        """Validator -> round and time of the last vote or report that is known of it."""
         self._rounds: dict[int, Round] = {}
         self._by_change: dict[int, None] = {}
 

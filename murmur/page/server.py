@@ -289,7 +289,7 @@ def _facts(source: Source) -> dict[str, Any]:
         "model_bytes": FP32_BYTES * spec.layout.num_parameters if spec is not None else None,
         "object_bytes": spec.object_bytes if spec is not None else None,
         "round_blocks": run.clock.round_blocks if run is not None else None,
-        "first_deadline": run.rounds_clock.commit_by(0) if run is not None else None,
+        "first_deadline": run.rounds_clock.commit_deadline(0) if run is not None else None,
         "round_seconds": planned_seconds(source),
         "schedule": schedule(spec.inner, done) if spec is not None else None,
         "num_rounds": len(source.rounds),

@@ -1,4 +1,4 @@
-"""The validators of one round in comparison: each one's word, report and pay, as far as known."""
+"""The validators of one round in comparison: each one's vote, report and pay, as far as known."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ def validators(rounds: Rounds, number: int) -> list[dict[str, Any]]:
     """Return a row for each validator that any round mentions: by stake, highest first, then by name. None means
     unknown for this round.
 
-    - `word`: `names` or `abstains`. `theta`: the state that it holds at the start of the round.
+    - `vote`: `names` or `abstains`. `theta`: the state that it holds at the start of the round.
     - `named`: how many peers it names. `peers`: which, where that was read from the chain.
     - `first`: the contributors by its own order.
-    - `said_in`, `set_in`: blocks of its word and its weights. `not_set`: why its weights do not count.
-    - `last_round`, `last_time`: of its last word or report in any round.
+    - `voted_in`, `set_in`: blocks of its vote and its weights. `not_set`: why its weights do not count.
+    - `last_round`, `last_time`: of its last vote or report in any round.
     """
     one = rounds.get(number)
     if one is None:
@@ -24,19 +24,19 @@ def validators(rounds: Rounds, number: int) -> list[dict[str, Any]]:
 
 
 def _row(rounds: Rounds, one: Round, node: str) -> dict[str, Any]:
-    said = one.said.get(node)
-    held = said.theta if said is not None and said.theta is not None else _held(rounds, one, node)
+    vote = one.votes.get(node)
+    held = vote.theta if vote is not None and vote.theta is not None else _held(rounds, one, node)
     seen = rounds.last_seen.get(node, (None, None))
-    stake = said.stake if said is not None and said.stake is not None else one.stakes.get(node)
+    stake = vote.stake if vote is not None and vote.stake is not None else one.stakes.get(node)
     return {
         "validator": node,
         "stake": round(stake, 4) if stake is not None else None,
-        "word": None if said is None else "abstains" if said.abstains else "names",
-        "theta": held if said is not None and not said.abstains else None,
-        "named": said.named if said is not None and not said.abstains else None,
-        "peers": said.peers if said is not None else None,
+        "vote": None if vote is None else "abstains" if vote.abstains else "names",
+        "theta": held if vote is not None and not vote.abstains else None,
+        "named": vote.named if vote is not None and not vote.abstains else None,
+        "peers": vote.peers if vote is not None else None,
         "first": one.first.get(node),
-        "said_in": said.block if said is not None else None,
+        "voted_in": vote.block if vote is not None else None,
         "reported": node in one.pay,
         "unread": one.unread.get(node),
         "unobserved": one.unobserved.get(node),

@@ -18,8 +18,8 @@ _BY_CHAIN = {
 
 def why_void(one: Round) -> str | None:
     """Return the reason; None for a round that is not void, or not decided."""
-    word = one.agreed()
-    if word is None or not one.void[word]:
+    node = one.agreed()
+    if node is None or not one.void[node]:
         return None
     why = _why(one)
     return f"{why[0].upper()}{why[1:]}."
@@ -33,13 +33,13 @@ def _why(one: Round) -> str:
     judges = one.rejected.keys() - one.unobserved.keys()
     if judges and not any(one.passed.get(node) for node in judges):
         return f"no submission passed the checks{_reasons(one.rejected[min(judges)])}"
-    abstained = [node for node, said in one.said.items() if said.abstains]
-    if one.said and len(abstained) == len(one.said):
+    abstained = [node for node, vote in one.votes.items() if vote.abstains]
+    if one.votes and len(abstained) == len(one.votes):
         return "every validator that spoke abstained, since none holds the run's model"
-    if one.cause is None and judges and not one.said:
-        return "no validator is known to have said a word"
+    if one.cause is None and judges and not one.votes:
+        return "no validator is known to have posted a vote"
     cause = _BY_CHAIN[one.cause if one.cause in _BY_CHAIN else NOBODY]
-    return f"{cause}; {len(abstained)} of the {len(one.said)} that spoke abstained" if abstained else cause
+    return f"{cause}; {len(abstained)} of the {len(one.votes)} that spoke abstained" if abstained else cause
 
 
 def _reasons(rejected: Mapping[str, str]) -> str:

@@ -11,8 +11,8 @@ from murmur.protocol.spec import POSTS_PER_EPOCH, WINDOW_MARGIN_BLOCKS, RunSpec
 
 SHORTEST_REVEAL = 5
 """Blocks from D to V: a key is small, but a machine or a store may stall for a minute now and then."""
-WORD_SPARE = 2
-"""Blocks to spare for a word: the chain may miss one, and a validator adds peers that others name."""
+VOTE_SPARE = 2
+"""Blocks to spare for a vote: the chain may miss one, and a validator adds peers that others name."""
 LONGEST = 10_000
 """Longest round, in blocks."""
 CHECKPOINTS = 8
@@ -32,30 +32,30 @@ def fit(plan: Plan) -> Plan:
     timed = {phase.phase.name: phase for phase in found.timeline("validator")}
     clock = plan.spec.clock
     reveal = max(SHORTEST_REVEAL, ceil(timed["gather"].seconds / clock.block_seconds))
-    words = reveal + 2 * clock.finality_blocks + WINDOW_MARGIN_BLOCKS
-    found = _with(plan, LONGEST - 2 * words, reveal, words)
+    votes = reveal + 2 * clock.finality_blocks + WINDOW_MARGIN_BLOCKS
+    found = _with(plan, LONGEST - 2 * votes, reveal, votes)
     timed = {phase.phase.name: phase for phase in found.timeline("validator")}
-    words = max(words, ceil(timed["word"].ends / clock.block_seconds) + WORD_SPARE)
-    least = max(words + 2, -(-clock.tempo // POSTS_PER_EPOCH))
+    votes = max(votes, ceil(timed["vote"].ends / clock.block_seconds) + VOTE_SPARE)
+    least = max(votes + 2, -(-clock.tempo // POSTS_PER_EPOCH))
     low, high = least, LONGEST
-    if not _is_in_time(_of_length(plan, high, reveal, words)):
+    if not _is_in_time(_of_length(plan, high, reveal, votes)):
         raise ConfigError(
             f"no round of up to {LONGEST} blocks is long enough: see `murmur plan` for what takes longest"
         )
     while low < high:  # a longer round is in time where a shorter one is
         middle = (low + high) // 2
-        low, high = (low, middle) if _is_in_time(_of_length(plan, middle, reveal, words)) else (middle + 1, high)
-    return _with_checkpoints(_of_length(plan, low, reveal, words))
+        low, high = (low, middle) if _is_in_time(_of_length(plan, middle, reveal, votes)) else (middle + 1, high)
+    return _with_checkpoints(_of_length(plan, low, reveal, votes))
 
 
-def _of_length(plan: Plan, round_blocks: int, reveal: int, words: int) -> Plan:
-    return _with(plan, round_blocks - 1 - words, reveal, words)
+def _of_length(plan: Plan, round_blocks: int, reveal: int, votes: int) -> Plan:
+    return _with(plan, round_blocks - 1 - votes, reveal, votes)
 
 
-def _with(plan: Plan, commit: int, reveal: int, words: int) -> Plan:
+def _with(plan: Plan, commit: int, reveal: int, votes: int) -> Plan:
     """Return the plan with a clock of these offsets: of D from the round's start, of V and X from D, in blocks."""
-    spec, round_blocks = plan.spec, commit + words + 1
-    clock = {"round_blocks": round_blocks, "commit": commit, "reveal": commit + reveal, "words": commit + words}
+    spec, round_blocks = plan.spec, commit + votes + 1
+    clock = {"round_blocks": round_blocks, "commit": commit, "reveal": commit + reveal, "words": commit + votes}
     rounds = max(1, -(-spec.clock.weights_rate_limit // round_blocks))
     changed = {
         "clock": spec.clock.model_dump() | clock,

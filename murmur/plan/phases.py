@@ -32,7 +32,7 @@ RateName = Literal[
 """A field of murmur/plan/rates.py Rates."""
 
 Opening = Literal["uploaded", "commit", "reveal", "decided"]
-"""uploaded: others' payloads are in their buckets. commit, reveal: D, V is final. decided: the words that decide the
+"""uploaded: others' payloads are in their buckets. commit, reveal: D, V is final. decided: the votes that decide the
 previous round are in a final block."""
 MARGIN = 0.02
 """Least share of the compute that is kept free for variation of the inner steps' time. The spread of its own trial
@@ -98,9 +98,9 @@ DEADLINES = (
     ),
     Deadline(
         "validator",
-        "word",
+        "vote",
         lambda c: seconds(c, c.words - c.commit),
-        "has said its word",
+        "has said its vote",
         "block X",
         "it is not heard, and where most are late the round is void",
     ),
@@ -124,10 +124,10 @@ def opening(clock: ClockSpec, block: str) -> float:
     return seconds(clock, getattr(clock, block) - clock.commit + clock.finality_blocks)
 
 
-def decided(clock: ClockSpec, said: float) -> float:
-    """Return the seconds from D until the round is decided, when every validator's word is in a block after `said`
+def decided(clock: ClockSpec, voted: float) -> float:
+    """Return the seconds from D until the round is decided, when every validator's vote is in a block after `voted`
     seconds."""
-    return min(said + seconds(clock, clock.finality_blocks), opening(clock, "words"))
+    return min(voted + seconds(clock, clock.finality_blocks), opening(clock, "words"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,9 +375,9 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         ),
         Phase("gather reserve", (Work(reserve, "down"),), beside=(Work(reserve, "write"),)),
         Phase("check", setting.opened(sizes.gathered, 2, setting.openers), ("gather",), "reveal"),
-        Phase("word", (setting.posted(),)),
+        Phase("vote", (setting.posted(),)),
         Phase("copies", (Work(copied, "hash"), Work(copied, "up"))),
-        Phase("fetch data", setting.sampled(), ("word",)),
+        Phase("fetch data", setting.sampled(), ("vote",)),
         Phase(
             "probe",
             (

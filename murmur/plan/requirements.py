@@ -240,7 +240,7 @@ class Plan(TrainerPlan):
     """Requirements of one node of a run on a chain.
 
     Links that are not given default to those that the spec's clock was planned for. validators: how many of equal stake
-    share the copies of payloads. voters: rates of the validators whose words decide a round; by default this node's.
+    share the copies of payloads. voters: rates of the validators whose votes decide a round; by default this node's.
     margin: share of the compute that is kept free.
     """
 
@@ -287,8 +287,8 @@ class Plan(TrainerPlan):
         final: dict[Opening, float] = {"commit": opening(clock, "commit"), "reveal": opening(clock, "reveal")}
         final["uploaded"] = final["commit"]
         voter = self if self.voters is None else replace(self, rates=self.voters, voters=None)
-        word = next(t for t in voter._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "word")
-        known = final | {"decided": decided(clock, word.ends)}
+        vote = next(t for t in voter._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "vote")
+        known = final | {"decided": decided(clock, vote.ends)}
         for _ in range(_ROUNDS):  # a node with the others' payloads earlier publishes earlier
             published = next(t for t in self._scheduled("miner", known) if t.phase.name == "publish")
             uploaded = min(known["commit"], published.ends - self.round_seconds)

@@ -3,7 +3,7 @@
 Round r covers blocks [start + r*N, start + (r+1)*N):
 
     start             D        V        X              N
-    | compute, upload | reveal | words  | finality lag |
+    | compute, upload | reveal | votes  | finality lag |
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Clock:
     """Windows of a round; all fields except `start_block` are offsets or lengths in blocks.
 
-    commit: D, the last block in which a commitment counts. reveal: V, keys are read until it is final. words: X, the
-    last block in which a word counts. round_blocks: N.
+    commit: D, the last block in which a commitment counts. reveal: V, keys are read until it is final. votes: X, the
+    last block in which a vote counts. round_blocks: N.
     """
 
     start_block: int
@@ -31,32 +31,32 @@ class Clock:
         """Return the block whose hash assigns the round's pages: D of the round before. After it no peer's work for
         that round can change, so a miner may begin as soon as it is final. For the first round it is the block in the
         same place."""
-        return max(0, self.commit_by(round - 1))
+        return max(0, self.commit_deadline(round - 1))
 
-    def commit_by(self, round: int) -> int:
+    def commit_deadline(self, round: int) -> int:
         """Return block D: the last whose commitments count."""
         return self.start(round) + self.commit
 
-    def reveal_by(self, round: int) -> int:
+    def reveal_deadline(self, round: int) -> int:
         """Return block V: keys count if they are readable before the reader's finalised head reaches it."""
         return self.start(round) + self.reveal
 
     def sample_block(self, round: int) -> int:
         """Return the first block after V; its hash draws the evaluation samples."""
-        return self.reveal_by(round) + 1
+        return self.reveal_deadline(round) + 1
 
-    def words_by(self, round: int) -> int:
-        """Return block X: words count from the block after D up to it."""
+    def vote_deadline(self, round: int) -> int:
+        """Return block X: votes count from the block after D up to it."""
         return self.start(round) + self.words
 
     def decided_before(self, block: int) -> int:
         """Return the newest round whose X is before `block`; negative before the first one's."""
-        return (block - 1 - self.words_by(0)) // self.round_blocks
+        return (block - 1 - self.vote_deadline(0)) // self.round_blocks
 
     def paid_in(self, block: int) -> int:
         """Return the round whose book gave the weights that were set in `block`: the newest whose V is before it, since
         a round that is decided early is paid before its X. Negative before the first one's V."""
-        return (block - 1 - self.reveal_by(0)) // self.round_blocks
+        return (block - 1 - self.reveal_deadline(0)) // self.round_blocks
 
     def end(self, round: int) -> int:
         """Return the first block of the next round."""
@@ -65,7 +65,12 @@ class Clock:
     def window_end(self, block: int) -> int:
         """Return the last block of the window that contains the block after `block`: D, V or X."""
         round = self.round_at(block)
-        ends = (self.commit_by(round), self.reveal_by(round), self.words_by(round), self.commit_by(round + 1))
+        ends = (
+            self.commit_deadline(round),
+            self.reveal_deadline(round),
+            self.vote_deadline(round),
+            self.commit_deadline(round + 1),
+        )
         return next(end for end in ends if end > block)
 
     def round_at(self, block: int) -> int:

@@ -5,7 +5,7 @@ On chain (docs/protocol.md sections 4 and 6), in the one commitment slot of a ho
 
     pointer    up to 200 bytes   version | kind | bucket | access key | secret key | endpoint, or of a public bucket
                                  version | kind | endpoint
-    statement  40 or 101 bytes   commitment or word
+    statement  40 or 101 bytes   commitment or vote
     amendment  32 bytes          sha256 of the spec or of its latest amendment (the run's owner only)
 
 In buckets: `Envelope` (204 bytes, in front of the ciphertext), `Reveal` (204 bytes), and signed documents (a header
@@ -34,7 +34,7 @@ from murmur.protocol.types import (
     PublicPointer,
     Selection,
     Slot,
-    Word,
+    Vote,
 )
 
 WIRE_VERSION = 1
@@ -43,9 +43,9 @@ BITMAP_BYTES = 32
 
 _COMMITMENT_KIND = 1
 _COMMITMENT = struct.Struct("<BB2xI32s")
-_WORD = struct.Struct("<BI32s32s32s")
-_WORD_FIRST = WIRE_VERSION | 3 << 6
-"""A word's first byte: version in the low 6 bits, its kind in the high 2. Protocol versions before 3 used kinds 1 and 2
+_VOTE = struct.Struct("<BI32s32s32s")
+_VOTE_FIRST = WIRE_VERSION | 3 << 6
+"""A vote's first byte: version in the low 6 bits, its kind in the high 2. Protocol versions before 3 used kinds 1 and 2
 for other statements (docs/decisions/0001-statement-kind.md)."""
 
 # --- pointer -------------------------------------------------------------------------------------------------
@@ -153,33 +153,33 @@ def _take_text(data: bytes) -> tuple[str, bytes]:
 # --- statements on chain -------------------------------------------------------------------------------------
 
 
-def encode_statement(statement: Commitment | Word) -> bytes:
+def encode_statement(statement: Commitment | Vote) -> bytes:
     if isinstance(statement, Commitment):
         return _COMMITMENT.pack(WIRE_VERSION, _COMMITMENT_KIND, statement.round, statement.envelope)
     bitmap = statement.bitmap.to_bytes(BITMAP_BYTES, "little")
-    return _WORD.pack(_WORD_FIRST, statement.round, bitmap, statement.theta, statement.previous)
+    return _VOTE.pack(_VOTE_FIRST, statement.round, bitmap, statement.theta, statement.previous)
 
 
-def parse_statement(data: bytes) -> Commitment | Word:
+def parse_statement(data: bytes) -> Commitment | Vote:
     if len(data) == _COMMITMENT.size:
         version, kind, round, envelope = _COMMITMENT.unpack(data)
         if version != WIRE_VERSION or kind != _COMMITMENT_KIND or data[2:4] != b"\0\0":
             raise InvalidMessage("commitment: unknown version or kind")
         return Commitment(round, Digest(envelope))
-    if len(data) == _WORD.size:
-        first, round, bitmap, theta, previous = _WORD.unpack(data)
-        if first != _WORD_FIRST:
-            raise InvalidMessage("word: unknown version or kind")
-        word = Word(round, int.from_bytes(bitmap, "little"), Digest(theta), Digest(previous))
-        if word.pair is None and word.bitmap:
-            raise InvalidMessage("word: names peers, and no state")
-        return word
-    raise InvalidMessage(f"statement: {len(data)} bytes, expected {_COMMITMENT.size} or {_WORD.size}")
+    if len(data) == _VOTE.size:
+        first, round, bitmap, theta, previous = _VOTE.unpack(data)
+        if first != _VOTE_FIRST:
+            raise InvalidMessage("vote: unknown version or kind")
+        vote = Vote(round, int.from_bytes(bitmap, "little"), Digest(theta), Digest(previous))
+        if vote.state_ref is None and vote.bitmap:
+            raise InvalidMessage("vote: names peers, and no state")
+        return vote
+    raise InvalidMessage(f"statement: {len(data)} bytes, expected {_COMMITMENT.size} or {_VOTE.size}")
 
 
 def encode_slot(
     pointer: Pointer | PublicPointer,
-    statement: Commitment | Word | None = None,
+    statement: Commitment | Vote | None = None,
     amendment: Digest | None = None,
 ) -> tuple[bytes, ...]:
     """Return the fields of a commitment slot. An amendment without a statement leaves an empty field between them."""
@@ -194,7 +194,7 @@ def encode_slot(
 def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
     """Parse a slot from the chain; never raises: a field that is not canonical is None."""
     pointer: Pointer | PublicPointer | None = None
-    statement: Commitment | Word | None = None
+    statement: Commitment | Vote | None = None
     with suppress(InvalidMessage):
         pointer = parse_pointer(fields[0]) if fields else None
     with suppress(InvalidMessage):
@@ -205,8 +205,8 @@ def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
 
 def encode_selection(selection: Selection) -> bytes:
     """Encode a selection as validators keep it under its link: round, theta, previous link, head of the amendments in
-    force, then the sorted (PeerId, envelope) pairs. The chain of selections thus settles which amendments are in force,
-    and a joiner need not rely on the owner's present slot."""
+    force, then the sorted (PeerId, envelope) states. The chain of selections thus settles which amendments are in
+    force, and a joiner need not rely on the owner's present slot."""
     fixed = _SELECTION.pack(selection.round, selection.theta, selection.previous, selection.head)
     return fixed + b"".join(peer + envelope for peer, envelope in selection.contributing)
 
@@ -362,7 +362,7 @@ def canonical_json(body: dict[str, Any]) -> bytes:
 
 def parse_json(data: bytes) -> dict[str, Any]:
     """Parse a JSON object of limited depth and integers of at most 64 bits, exactly as `canonical_json` writes it. So
-    one value has one text: no NaN, no doubled name, no other encoding, no half of a surrogate pair."""
+    one value has one text: no NaN, no doubled name, no other encoding, no half of a surrogate state."""
     try:
         body: dict[str, Any] = json.loads(data.decode(), parse_int=_integer)
         canonical = isinstance(body, dict) and canonical_json(body) == data

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NewType
+from typing import NamedTuple, NewType
 
 Uid = NewType("Uid", int)
 PeerId = NewType("PeerId", bytes)
@@ -116,9 +116,17 @@ class Commitment:
     envelope: Digest
 
 
+class StateRef(NamedTuple):
+    """The run's state at the start of a round, as votes name it: the digest of theta, and the link of the last agreed
+    selection."""
+
+    theta: Digest
+    link: Digest
+
+
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A validator's word on a round: the pair (theta, previous) of its state at the round's start, and in `bitmap` a
+class Vote:
+    """A validator's vote on a round: the state (theta, previous) of its state at the round's start, and in `bitmap` a
     bit for the uid of each peer that it names. Zeros in both digests, and no names: it abstains."""
 
     round: int
@@ -127,9 +135,9 @@ class Word:
     previous: Digest
 
     @property
-    def pair(self) -> tuple[Digest, Digest] | None:
+    def state_ref(self) -> StateRef | None:
         """None for an abstention."""
-        return (self.theta, self.previous) if any(self.theta) or any(self.previous) else None
+        return StateRef(self.theta, self.previous) if any(self.theta) or any(self.previous) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,7 @@ class Slot:
 
     block: int
     pointer: Pointer | PublicPointer | None = None
-    statement: Commitment | Word | None = None
+    statement: Commitment | Vote | None = None
     amendment: Digest | None = None
 
 

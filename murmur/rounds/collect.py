@@ -43,7 +43,7 @@ class Collector:
 
     def commitments(self, round: int) -> tuple[Peer, ...]:
         """Every registered hotkey as of block D."""
-        last = self.node.clock.commit_by(round)
+        last = self.node.clock.commit_deadline(round)
         self.node.wait_for(last, f"the commitments of round {round}")
         return self.node.doors.chain.peers(last)
 
@@ -51,12 +51,12 @@ class Collector:
         """What every peer left: its sealed bytes, and its key if one was readable before block V was final; the book's
         best first. Whom our disk has no room for is not among them: nothing is known of it."""
         node, clock = self.node, self.node.clock
-        last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
+        last, reveal_deadline = clock.commit_deadline(round), clock.reveal_deadline(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
         with node.state.timeline.begin("gather") as watch:
             sealed, reveals = self.fetch(round, promised, book)
-        node.wait_for(reveal_by, f"the keys of round {round}")
-        at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
+        node.wait_for(reveal_deadline, f"the keys of round {round}")
+        at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_deadline)}
         gathered = []
         for peer in at_commit:
             found = sealed.get(peer.id)
@@ -68,7 +68,7 @@ class Collector:
                     payload=None if isinstance(found, Fault) else found,
                     wrong_size=found.size_bytes if isinstance(found, Fault) else None,
                     reveal=reveals.get(peer.id),
-                    late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_by),
+                    late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_deadline),
                 )
             )
         node.state.events.emit(
@@ -85,11 +85,11 @@ class Collector:
     ) -> tuple[Mapping[PeerId, Data | Fault], Mapping[PeerId, bytes]]:
         """Sealed objects and keys of these peers, as far as there is time for them."""
         node, clock, run = self.node, self.node.clock, self.node.run.id
-        last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
+        last, reveal_deadline = clock.commit_deadline(round), clock.reveal_deadline(round)
         order, sources = in_order(book, promised, node.doors.chain.header(last).hash), node.sources(last)
 
         def seconds_left() -> float:
-            return node.seconds_until(reveal_by)
+            return node.seconds_until(reveal_deadline)
 
         fetching = collect_pinned(
             node.run.spec_at(round),

@@ -29,7 +29,7 @@ from storage.mirror import Mirror
 LOOK_BLOCKS = 2
 """Validators are asked for their wanted lists every this many blocks .."""
 EVERYBODY_LOOKS = 8
-""".. and all other peers in one of this many askings: a follower has a round's time, a validator with a word to post
+""".. and all other peers in one of this many askings: a follower has a round's time, a validator with a vote to post
 has not."""
 HEAR_SECONDS = 5.0
 """Time limit of one asking: meanwhile nothing is copied, and some servers only stall."""
@@ -223,7 +223,7 @@ class ValidatorCopies(Copier):
     def hold(self, round: int, at_commit: Sequence[Peer], items: Sequence[Gathered]) -> None:
         """Serve these submissions of `round`, which we have, and the payloads applied before. Starts copying and
         returns at once."""
-        node, last, clock = self.node, self.node.clock.commit_by(round), self.node.run.first.clock
+        node, last, clock = self.node, self.node.clock.commit_deadline(round), self.node.run.first.clock
         sources, commit_hash, applied = node.sources(last), node.doors.chain.header(last).hash, self._applied()
         with self._changed:
             held = {place: _both(self._held.get(place), found) for place, found in applied.items()}
@@ -235,7 +235,7 @@ class ValidatorCopies(Copier):
 
     def add(self, items: Sequence[Gathered]) -> None:
         """Serve these submissions too."""
-        round, last = self._round, self.node.clock.commit_by(self._round)
+        round, last = self._round, self.node.clock.commit_deadline(self._round)
         ranks = self._ranks([item.peer.id for item in items])
         with self._changed:
             for item in items:

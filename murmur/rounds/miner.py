@@ -68,7 +68,7 @@ class Miner:
             except (Diverged, Late) as fault:
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
-                self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
+                self.node.wait_for(self.node.clock.commit_deadline(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass continues with it if the round is still open.
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
@@ -86,9 +86,9 @@ class Miner:
         first whose commit window is open."""
         node, sealed = self.node, self.node.state.saved.sealed
         unfinished = sealed is not None and self.finished < sealed.round == node.state.saved.round
-        if unfinished and node.head() < node.clock.reveal_by(node.state.saved.round):
+        if unfinished and node.head() < node.clock.reveal_deadline(node.state.saved.round):
             return node.state.saved.round
-        return node.next_round(node.clock.commit_by)
+        return node.next_round(node.clock.commit_deadline)
 
     def play(self, round: int) -> None:
         """Play one round. Work that was saved before a crash is continued."""
@@ -127,7 +127,7 @@ class Miner:
                 if counts:
                     self.report(round)
                 self.clean_up(round)
-                self.outcomes.tell(self.node.seconds_until(self.node.clock.words_by(round)))
+                self.outcomes.tell(self.node.seconds_until(self.node.clock.vote_deadline(round)))
             except (ChainError, StorageError) as fault:
                 logger.warning("round {round}: {fault}; nothing of it counts", round=round, fault=str(fault))
 
@@ -156,7 +156,7 @@ class Miner:
         """
         node, inner = self.node, self.node.run.spec_at(round).inner
         training = self.work.training(round, pages, inner)
-        with node.following(node.clock.commit_by(round)) as late:
+        with node.following(node.clock.commit_deadline(round)) as late:
             while True:
                 done = training.go_on(lambda: late() or node.is_decided())
                 if done < inner.steps and late():
@@ -171,7 +171,7 @@ class Miner:
             round=round,
             loss=training.report.mean_loss,
             rate=training.report.num_tokens / training.seconds,
-            left=node.seconds_until(node.clock.commit_by(round)),
+            left=node.seconds_until(node.clock.commit_deadline(round)),
         )
 
     def compress(self) -> Update:
@@ -182,7 +182,7 @@ class Miner:
 
     def seconds_to_commit(self, round: int) -> float:
         """Return the planned seconds until the round's block D, at least 0."""
-        return self.node.seconds_until(self.node.clock.commit_by(round))
+        return self.node.seconds_until(self.node.clock.commit_deadline(round))
 
     def promise(self, round: int, sealed: SealedRound) -> None:
         """Publish the sealed object and commit to it concurrently: the post waits for blocks, the upload for the link.
@@ -201,7 +201,9 @@ class Miner:
         except StorageError as fault:
             posting.join()
             if not self.work.is_published(round, sealed):
-                if self.node.head() < self.node.clock.commit_by(round) and self.stands(self.commitment(round, sealed)):
+                if self.node.head() < self.node.clock.commit_deadline(round) and self.stands(
+                    self.commitment(round, sealed)
+                ):
                     self.node.post(None)
                 raise
             logger.debug(
@@ -214,7 +216,7 @@ class Miner:
     def await_others(self, round: int) -> None:
         """Await block D, and fetch meanwhile the objects that others have published: look after half of the time that
         is left, and half of the rest."""
-        node, last = self.node, self.node.clock.commit_by(round)
+        node, last = self.node, self.node.clock.commit_deadline(round)
         while (left := last - node.head()) > 0:
             node.prefetch(round)
             node.wait_for(last - left // 2, f"the end of round {round}'s commit window")
@@ -228,7 +230,7 @@ class Miner:
         commitment is lost, we are not selected in this round, and our update stays out of the error feedback."""
 
         node = self.node
-        last = node.clock.commit_by(round)
+        last = node.clock.commit_deadline(round)
         statement = self.commitment(round, sealed)
         block: int | None = None
         while not self.stands(statement):
@@ -264,7 +266,7 @@ class Miner:
         """Whether our commitment is in the state of block D, which all nodes read: a second post of ours after a
         restart, or a fork, may have moved it."""
 
-        node, last = self.node, self.node.clock.commit_by(round)
+        node, last = self.node, self.node.clock.commit_deadline(round)
         node.wait_for(last, f"the end of round {round}'s commit window")
         promises = (commitment(peer, round, last) for peer in node.doors.chain.peers(last) if peer.id == node.me)
         return self.commitment(round, sealed) in promises
@@ -277,12 +279,12 @@ class Miner:
         round can change any more."""
 
         node = self.node
-        last = node.clock.commit_by(round)
+        last = node.clock.commit_deadline(round)
         with node.state.timeline.begin("reveal"):
             proof = node.state.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
             unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
             reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))
-            deadline = max(1.0, node.seconds_until(node.clock.reveal_by(round)))
+            deadline = max(1.0, node.seconds_until(node.clock.reveal_deadline(round)))
             publish(
                 node.doors.bucket,
                 keys.reveal(node.run.id, round),
@@ -306,7 +308,7 @@ class Miner:
         """Delete our objects and copies of rounds that joiners do not need any more: the newest checkpoint that most
         validators show decides. Takes no longer than our wait for the round's decision."""
         node, every = self.node, self.node.run.spec_at(round).checkpoint_rounds
-        bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.words_by(round))
+        bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.vote_deadline(round))
         last = kept_from(every, round, round)
         try:
             if last and self._objects_before(last, until):

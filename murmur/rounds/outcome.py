@@ -59,7 +59,7 @@ class Outcomes:
 
     def _tell(self, round: int, contributed: Sequence[PeerId], seconds: float) -> None:
         node, run = self.node, self.node.run
-        last, head = node.clock.commit_by(round), node.head()
+        last, head = node.clock.commit_deadline(round), node.head()
         at_commit, peers = node.doors.chain.peers(last), node.doors.chain.peers(head)
         active = who_committed(at_commit, round, last)
         asked = mirrors(run, head, peers)[:ASKED]

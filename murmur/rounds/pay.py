@@ -39,7 +39,7 @@ class Pay:
         node, spec = self.node, self.node.run.spec_at(round)
         head = node.head()
         peers = node.doors.chain.peers(head)
-        uids = lasting(node.doors.chain.peers(node.clock.commit_by(round)), peers)
+        uids = lasting(node.doors.chain.peers(node.clock.commit_deadline(round)), peers)
         by_uid = weights(book, ranking, uids, spec.owner_id, spec.gauntlet)
         shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
         me = next((peer for peer in peers if peer.id == node.me), None)

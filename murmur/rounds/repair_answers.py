@@ -50,7 +50,10 @@ class RepairAnswers(Copier):
         Returns at once."""
         node, clock = self.node, self.node.clock
         try:
-            sources, seconds = node.sources(clock.commit_by(round)), node.seconds_until(clock.words_by(round))
+            sources, seconds = (
+                node.sources(clock.commit_deadline(round)),
+                node.seconds_until(clock.vote_deadline(round)),
+            )
         except ChainError as fault:
             logger.debug(
                 "round {round}: cannot read which payloads others lack: {fault}", round=round, fault=str(fault)
@@ -76,7 +79,7 @@ class RepairAnswers(Copier):
             }
 
     def _due(self) -> list[Place]:
-        """Return the places whose turn it is, in order. First those that validators lack, which have posted words for
+        """Return the places whose turn it is, in order. First those that validators lack, which have posted votes for
         it. Then those where we come first, so that miners asked for everything do not all begin with the same one."""
         by_validators = self._asked_by_validators
         due = []

@@ -87,7 +87,7 @@ class Scores:
         """Return the rules of the round, by the present book."""
         node, (known, commit_hash) = self.node, self._commit
         if known != round:
-            commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+            commit_hash = node.doors.chain.header(node.clock.commit_deadline(round)).hash
             self._commit = round, commit_hash
         return Judge(node.run.spec_at(round), node.run.id, round, commit_hash, self.book)
 
@@ -105,7 +105,7 @@ class Scores:
 
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
         """Return why this round says nothing about the peers; None if it does."""
-        node, last = self.node, self.node.clock.commit_by(round)
+        node, last = self.node, self.node.clock.commit_deadline(round)
         committed = who_committed(seen.at_commit, round, last)
         reasons = {peer: rejection.reason for peer, rejection in checked.rejected.items()}
         why = None
@@ -177,7 +177,7 @@ class Scores:
         found: Mapping[PeerId, float],
     ) -> RoundOutcome:
         """Return what the round taught. `found`: the result of `progress`."""
-        committed = who_committed(at_commit, round, self.node.clock.commit_by(round))
+        committed = who_committed(at_commit, round, self.node.clock.commit_deadline(round))
         named = decision.selection.contributing if decision.selection else ()
         selected = [peer for peer, _ in named]
         return self.judge(round).outcome(checked, committed, evaluations, selected, found)

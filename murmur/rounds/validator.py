@@ -21,7 +21,7 @@ from murmur.rounds.copies import ValidatorCopies
 from murmur.rounds.pay import Pay
 from murmur.rounds.retention import Retention
 from murmur.rounds.score import Scores
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 from storage.mirror import Mirror
 
 
@@ -31,7 +31,7 @@ class Validator:
 
     collecting: type[Collector] = Collector
     scoring: type[Scores] = Scores
-    speaking: type[Words] = Words
+    voting: type[Votes] = Votes
     paying: type[Pay] = Pay
     keeping: type[Retention] = Retention
 
@@ -41,19 +41,19 @@ class Validator:
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
         self.copies = ValidatorCopies(node, mirror)
-        self.words = self.speaking(node, self.scores, self.copies)
+        self.votes = self.voting(node, self.scores, self.copies)
         self.pay = self.paying(node)
         self.keeper = self.keeping(node, shards, mirror)
         node.before_apply = self.keeper.publish_link
 
     def run(self) -> None:
         """Judge every round that is not decided yet, until stopped: block D's state can be read afterwards, keys count
-        until V, and words until X."""
+        until V, and votes until X."""
         self.node.abort_unfinished()
         while True:
             try:
                 self.announce()
-                self.play(self.node.next_round(self.node.clock.words_by))
+                self.play(self.node.next_round(self.node.clock.vote_deadline))
             except (ChainError, StorageError) as fault:
                 self.node.state.events.emit("interrupted", self.node.state.saved.round, fault=str(fault))
                 self.node.backoff.pause_after(self.node.state.saved.round, fault)
@@ -64,28 +64,28 @@ class Validator:
         node = self.node
         me = node.registered()
         slot = me.slot if me is not None else None
-        said = slot.statement if slot is not None else None
-        word = abstention(0) if node.head() < node.clock.commit_by(0) else said
-        if slot is None or slot.pointer != node.doors.pointer or said != word:
-            node.post(word)
+        statement = slot.statement if slot is not None else None
+        vote = abstention(0) if node.head() < node.clock.commit_deadline(0) else statement
+        if slot is None or slot.pointer != node.doors.pointer or statement != vote:
+            node.post(vote)
 
     def play(self, round: int) -> None:
         """Play one round, from its first block to the state at the start of the next."""
-        node, scores, words, pay = self.node, self.scores, self.words, self.pay
+        node, scores, votes, pay = self.node, self.scores, self.votes, self.pay
         if not node.at_tip:
-            words.keep_seat()  # catch-up may take longer than a round
+            votes.keep_seat()  # catch-up may take longer than a round
         node.advance(round)
         if node.state.saved.round != round:
             return  # catch-up went further: `round` is over
         node.look_at_terms(round)
         seen = self.collector.look(round, scores.book)
         at_commit, gathered = seen.at_commit, seen.gathered
-        words.ask(round, at_commit, gathered)
+        votes.ask(round, at_commit, gathered)
         checked = scores.check(round, gathered)
         unobserved = scores.unobserved(round, seen, checked)
-        words.hold(round, at_commit, checked)
+        votes.hold(round, at_commit, checked)
         ranking = scores.rank(round, checked)
-        words.speak(round, ranking, at_commit, checked)
+        votes.cast(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         progress = scores.progress(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = node.decided(round)

@@ -17,7 +17,7 @@ import pytest
 from murmur.protocol.errors import ChainError
 from murmur.protocol.messages import encode_slot, parse_slot
 from murmur.protocol.ports import Chain
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Slot, Subnet, Uid, Word
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Slot, Subnet, Uid, Vote
 from tests.chain.harness import EPOCH, FINALITY_LAG, RATE_LIMIT, DevnetHarness, FakeHarness, Harness
 
 POINTER = Pointer("https://s3.example", "bucket", "access", "secret")
@@ -192,14 +192,14 @@ def test_a_pointer_beyond_128_bytes_and_an_empty_field_survive(harness: Harness)
 
 def test_a_slot_is_overwritten_and_an_old_height_still_shows_the_old_one(harness: Harness) -> None:
     chain, me = harness.chain(VALIDATOR), harness.peer(VALIDATOR)
-    word = Word(7, 0b101, Digest(b"t" * 32), Digest(b"p" * 32))
-    later = replace(word, bitmap=0b1101)
-    first = chain.publish(encode_slot(POINTER, word))
+    vote = Vote(7, 0b101, Digest(b"t" * 32), Digest(b"p" * 32))
+    later = replace(vote, bitmap=0b1101)
+    first = chain.publish(encode_slot(POINTER, vote))
     second = chain.publish(encode_slot(POINTER, later))
     assert second > first
     assert slot_of(final(chain, second), me) == Slot(second, POINTER, later)
-    assert slot_of(chain.peers(first), me) == Slot(first, POINTER, word)
-    assert slot_of(chain.peers(second - 1), me) == Slot(first, POINTER, word)
+    assert slot_of(chain.peers(first), me) == Slot(first, POINTER, vote)
+    assert slot_of(chain.peers(second - 1), me) == Slot(first, POINTER, vote)
     before = slot_of(chain.peers(first - 1), me)
     assert before is None or before.block < first
 

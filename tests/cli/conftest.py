@@ -35,7 +35,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
             found.start("one", "two", "miner-1", "miner-2", "miner-3")
             found.start("miner-4", role=Garbage)
             found.run_until(3)
-            found.run_to_block(found.clock.words_by(2))
+            found.run_to_block(found.clock.vote_deadline(2))
         finally:
             found.close()
     return found

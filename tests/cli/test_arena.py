@@ -102,7 +102,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_help_imports_neither_torch_nor_numpy() -> None:
     script = (
-        "import sys; from murmur.command import main\n"
+        "import sys; from murmur.cli.main import main\n"
         "try: main(['arena', '--help'])\n"
         "except SystemExit: pass\n"
         "sys.exit(' '.join({'torch', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)) or 0)"

@@ -25,7 +25,7 @@ SCRIPT = """
 import json, sys
 from contextlib import redirect_stdout
 from io import StringIO
-from murmur.command import main
+from murmur.cli.main import main
 found = []
 for words in json.load(sys.stdin):
     with redirect_stdout(StringIO()) as shown:
@@ -239,7 +239,7 @@ def test_a_request_to_stop_is_exit_status_130(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly():
-    shell = f"{sys.executable} -m murmur.command plan --spec 8b | true; exit ${{PIPESTATUS[0]}}"
+    shell = f"{sys.executable} -m murmur plan --spec 8b | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert not done.stderr
     assert done.returncode == 141

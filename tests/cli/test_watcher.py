@@ -20,7 +20,7 @@ from murmur.page.live.network import NOT_KEPT, Network
 from murmur.page.validators import validators
 from murmur.protocol import keys
 from murmur.protocol.messages import encode_document, parse_document
-from murmur.protocol.types import Digest, Peer, PeerId, Word, hotkey
+from murmur.protocol.types import Digest, Peer, PeerId, Vote, hotkey
 from tests.cli.played_network import Forgetful, opened, outside, read_all
 from tests.cli.test_watched_page import ROUNDS
 from tests.fakes.bucket import Faults, _Object
@@ -58,7 +58,7 @@ def test_it_tells_what_the_nodes_tell_of_themselves(played: FakeNetwork) -> None
 
 
 @pytest.mark.usefixtures("roomy")
-def test_the_validators_words_and_weights_are_those_that_they_tell_of_themselves(played: FakeNetwork) -> None:
+def test_the_validators_votes_and_weights_are_those_that_they_tell_of_themselves(played: FakeNetwork) -> None:
     source = Network("here", lambda: opened(played))
     read_all(source)
     rows = validators(source.rounds, 2)
@@ -68,7 +68,7 @@ def test_the_validators_words_and_weights_are_those_that_they_tell_of_themselves
         assert row["validator"] == hotkey(played[name].peer)
         assert (row["said_in"], row["named"], len(row["peers"])) == (said["block"], said["named"], said["named"])
         [state] = [event["theta"] for event in played[name].events("applied") if event["round"] == 1]
-        assert (row["word"], row["theta"], row["last_round"]) == ("names", state, 2)
+        assert (row["vote"], row["theta"], row["last_round"]) == ("names", state, 2)
         assert [row["set_in"]] == [
             event["block"] for event in played[name].events("weights") if event["round"] == 2
         ] or [None]
@@ -81,14 +81,14 @@ def test_the_validators_words_and_weights_are_those_that_they_tell_of_themselves
 )
 def test_why_a_round_was_void_is_read_from_the_chain(silent: int, why: str, played: FakeNetwork) -> None:
     chain = Mute(played.world, PeerId(bytes(32)))
-    chain.since, chain.blank = played.clock.commit_by(2), silent == 2
+    chain.since, chain.blank = played.clock.commit_deadline(2), silent == 2
     source = Network("here", lambda: opened(played, replace(outside(played), chain=chain)))
     assert read_all(source)[2]["why_void"].startswith(why)
     assert why in health(source)[1]
 
 
 class Mute(FakeChain):
-    """Nobody says a word after this block; or (`blank`) all words name nobody."""
+    """Nobody says a vote after this block; or (`blank`) all votes name nobody."""
 
     since = 0
     blank = False
@@ -102,7 +102,7 @@ class Mute(FakeChain):
             return tuple(replace(p, slot=before[p.id]) if p.validates else p for p in found)
         return tuple(
             replace(p, slot=replace(p.slot, statement=replace(p.slot.statement, bitmap=0)))
-            if p.slot is not None and isinstance(p.slot.statement, Word)
+            if p.slot is not None and isinstance(p.slot.statement, Vote)
             else p
             for p in found
         )
@@ -126,7 +126,7 @@ def test_what_the_chain_has_forgotten_comes_from_the_links(played: FakeNetwork) 
     chain.oldest = played.world.final
     told = read_all(Network("here", lambda: opened(played, replace(outside(played), chain=chain))))
     expected = by_its_nodes(played)
-    for number in (0, 1):  # the last one's link stands on chain only when the next word does
+    for number in (0, 1):  # the last one's link stands on chain only when the next vote does
         for field in ("contributing", "void", "rejected", "standing", "active"):
             assert told[number][field] == expected[number][field], (number, field)
 
@@ -143,7 +143,7 @@ class Split(FakeChain):
             if peer.id == self.liar
             and block >= self.since
             and peer.slot is not None
-            and isinstance(peer.slot.statement, Word)
+            and isinstance(peer.slot.statement, Vote)
             else peer
             for peer in super().peers(block)
         )
@@ -157,7 +157,7 @@ def test_a_validator_that_holds_another_model_is_told_of_if_its_stake_is_large(
     """It has a quarter of it."""
     monkeypatch.setattr(histories, "LARGE_STAKE", large)
     chain = Split(played.world, PeerId(bytes(32)))
-    chain.liar, chain.since = played["two"].peer, played.clock.commit_by(2) + 1
+    chain.liar, chain.since = played["two"].peer, played.clock.commit_deadline(2) + 1
     source = Network("here", lambda: opened(played, replace(outside(played), chain=chain)))
     read_all(source)
     state, sentence = health(source)
@@ -166,7 +166,7 @@ def test_a_validator_that_holds_another_model_is_told_of_if_its_stake_is_large(
 
 
 class Alone(Forgetful):
-    """After this block one validator is silent, and the other names an invented link in its words."""
+    """After this block one validator is silent, and the other names an invented link in its votes."""
 
     silent = liar = PeerId(bytes(32))
     since = 0
@@ -180,7 +180,7 @@ class Alone(Forgetful):
             replace(peer, slot=before[peer.id])
             if peer.id == self.silent
             else replace(peer, slot=replace(peer.slot, statement=replace(peer.slot.statement, previous=INVENTED)))
-            if peer.id == self.liar and peer.slot is not None and isinstance(peer.slot.statement, Word)
+            if peer.id == self.liar and peer.slot is not None and isinstance(peer.slot.statement, Vote)
             else peer
             for peer in found
         )
@@ -196,7 +196,7 @@ def test_the_walk_back_begins_where_the_run_stands_and_not_where_one_says_that_i
     agreed = Agreement(doors.chain)
     after = {round: agreed.outcome(played.run, round).agreed.link for round in ROUNDS}
     chain = Alone(played.world, PeerId(bytes(32)))
-    chain.silent, chain.liar, chain.since = played["one"].peer, played["two"].peer, clock.commit_by(2)
+    chain.silent, chain.liar, chain.since = played["one"].peer, played["two"].peer, clock.commit_deadline(2)
     history = History(played.run, replace(doors, chain=chain))
     list(history.look())
     if forgotten:
@@ -222,8 +222,8 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
 
     def saying(peer: Peer, round: int, link: Digest) -> Peer:
         assert peer.slot is not None
-        said = Word(round, 0, INVENTED, link)
-        return replace(peer, slot=replace(peer.slot, block=clock.commit_by(round) + 1, statement=said))
+        said = Vote(round, 0, INVENTED, link)
+        return replace(peer, slot=replace(peer.slot, block=clock.commit_deadline(round) + 1, statement=said))
 
     now = {
         played["one"].peer: (newest + 1, Digest(bytes([5]) * 32)),
@@ -233,7 +233,7 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
 
     def peers(chain: Any, block: int) -> list[Peer]:
         found = real(chain, block)
-        return [saying(p, *now[p.id]) if p.id in now and block > clock.words_by(newest) else p for p in found]
+        return [saying(p, *now[p.id]) if p.id in now and block > clock.vote_deadline(newest) else p for p in found]
 
     played.world.step()
     monkeypatch.setattr(type(doors.chain), "peers", peers)
@@ -251,7 +251,7 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
 
 def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(played: FakeNetwork) -> None:
     doors, clock = outside(played), played.clock
-    then = AsOf(doors.chain, clock.words_by(1))
+    then = AsOf(doors.chain, clock.vote_deadline(1))
     history = History(played.run, replace(doors, chain=then))
     first = [(told.event["event"], told.event["round"]) for told in history.look()]
     assert ("agreed", 1) in first
@@ -259,7 +259,7 @@ def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(playe
     report = keys.report(played.run.id, 2)
     held = {name: played.store.buckets[name].pop(report) for name in ("one", "two")}
     try:
-        then._block = clock.words_by(2)
+        then._block = clock.vote_deadline(2)
         now = [told.event for told in history.look()]
         assert [event["event"] for event in now if event["round"] == 2] == [
             "agreed",

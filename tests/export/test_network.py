@@ -50,7 +50,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
         try:
             found.start()
             found.run_until(ROUNDS)
-            found.run_to_block(found.clock.words_by(ROUNDS - 1))
+            found.run_to_block(found.clock.vote_deadline(ROUNDS - 1))
         finally:
             found.close()
     return found
@@ -60,7 +60,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
 def murmur(
     played: FakeNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Murmur:
-    """murmur(*words) -> (exit status, what it printed), over the played network."""
+    """murmur(*votes) -> (exit status, what it printed), over the played network."""
     doors = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), data=played.data, device="cpu")
     there = network.Opened(config, tmp_path, doors, played.run, ())
@@ -76,7 +76,7 @@ def murmur(
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """What stands for the network in the command's words."""
+    """What stands for the network in the command's votes."""
     (tmp_path / "run").mkdir()
     return str(tmp_path / "run")
 

@@ -8,7 +8,6 @@ from gauntlet.agreement import (
     Agreed,
     Log,
     Outcome,
-    Pair,
     Post,
     abstention,
     agreed,
@@ -16,23 +15,23 @@ from gauntlet.agreement import (
     outcome,
     posts_in,
     start,
-    word_for,
+    vote_for,
 )
 from murmur.protocol.messages import first_link
 from murmur.protocol.run import Run
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Slot, Uid, Word
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Slot, StateRef, Uid, Vote
 from tests.gauntlet.world import COMMIT_HASH, POINTER, RUN, THETA, digest, peer_id
 
 CLOCK = RUN.clock
 ROUND = 5
 LINK = first_link(RUN.id)
-D, X = CLOCK.commit_by(ROUND), CLOCK.words_by(ROUND)
+D, X = CLOCK.commit_deadline(ROUND), CLOCK.vote_deadline(ROUND)
 OURS, POISON, FORK = (THETA, LINK), (digest("another theta"), LINK), (THETA, digest("fork"))
 NOTHING = Digest(bytes(32))
 
 
 def miner(uid: int, incentive: int = 0, round: int = ROUND) -> Peer:
-    slot = Slot(CLOCK.commit_by(round) - 1, POINTER, Commitment(round, digest(f"e{uid}")))
+    slot = Slot(CLOCK.commit_deadline(round) - 1, POINTER, Commitment(round, digest(f"e{uid}")))
     return Peer(peer_id(uid), Uid(uid), 0, False, slot=slot, incentive=incentive)
 
 
@@ -43,20 +42,22 @@ ANNOUNCED = Slot(7, POINTER, abstention(0))
 """Of a validator that was there before the run began."""
 
 
-def said_before(round: int = ROUND - 1) -> Slot:
-    return Slot(CLOCK.words_by(round), POINTER, word_for(round, (), OURS))
+def voted_before(round: int = ROUND - 1) -> Slot:
+    return Slot(CLOCK.vote_deadline(round), POINTER, vote_for(round, (), OURS))
 
 
 def validator(number: int, stake: int, slot: Slot | None = None) -> Peer:
-    return Peer(peer_id(100 + number), Uid(100 + number), stake, True, slot=slot or said_before())
+    return Peer(peer_id(100 + number), Uid(100 + number), stake, True, slot=slot or voted_before())
 
 
 A, B, C = EQUAL = tuple(validator(number, 1) for number in range(1, 4))
 
 
-def say(who: Peer, block: int, *uids: int, pair: Pair | None = OURS) -> Post:
-    """`who` names these from this block on; a pair of None abstains."""
-    return Post(block, who.id, abstention(ROUND) if pair is None else word_for(ROUND, list(map(Uid, uids)), pair))
+def say(who: Peer, block: int, *uids: int, state_ref: StateRef | None = OURS) -> Post:
+    """`who` names these from this block on; a state of None abstains."""
+    return Post(
+        block, who.id, abstention(ROUND) if state_ref is None else vote_for(ROUND, list(map(Uid, uids)), state_ref)
+    )
 
 
 def log_of(*posts: Post, validators: Sequence[Peer] = EQUAL, miners: Sequence[Peer] | None = None) -> Log:
@@ -90,7 +91,7 @@ class Chain:
         self.stakes: dict[int, dict[PeerId, int]] = {}
         """From the start of a round on."""
 
-    def write(self, peer: PeerId, block: int, statement: Commitment | Word) -> None:
+    def write(self, peer: PeerId, block: int, statement: Commitment | Vote) -> None:
         assert block > self.slots[peer][-1][0], "one hotkey's writes come one after the other"
         self.slots[peer].append((block, Slot(block, POINTER, statement)))
 
@@ -106,7 +107,7 @@ class Chain:
 
     def log(self, round: int) -> Log:
         """The round's log, from the states of all its blocks."""
-        first, last = self.run.clock.commit_by(round), self.run.clock.words_by(round)
+        first, last = self.run.clock.commit_deadline(round), self.run.clock.vote_deadline(round)
         blocks = {block for written in self.slots.values() for block, _ in written if first < block <= last}
         posts = {post for block in blocks for post in posts_in(self.run, round, self.at(block))}
         return Log(self.at(first), commit_hash(round), tuple(sorted(posts, key=lambda post: (post.block, post.peer))))
@@ -129,22 +130,22 @@ class History:
         self.round, self.tip = 0, start(RUN)
 
     @property
-    def pair(self) -> Pair:
+    def state_ref(self) -> StateRef:
         """What an honest node that is where the run stands names."""
-        return self.tip.theta or digest(f"what follows from {self.tip.link.hex()}"), self.tip.link
+        return StateRef(self.tip.theta or digest(f"what follows from {self.tip.link.hex()}"), self.tip.link)
 
-    def play(self, says: Mapping[str, Pair | None]) -> Outcome:
-        """One round in which these name their pairs and miner 0, or abstain, and the others are away."""
+    def play(self, says: Mapping[str, StateRef | None]) -> Outcome:
+        """One round in which these name their states and miner 0, or abstain, and the others are away."""
         clock, round = RUN.clock, self.round
-        self.chain.write(peer_id(0), clock.commit_by(round), Commitment(round, digest(f"envelope {round}")))
-        for name, pair in says.items():
-            word = abstention(round) if pair is None else word_for(round, [Uid(0)], pair)
-            self.chain.write(self.ids[name], clock.words_by(round), word)
-        found = outcome(RUN, round, self.chain.log(round), clock.words_by(round))
+        self.chain.write(peer_id(0), clock.commit_deadline(round), Commitment(round, digest(f"envelope {round}")))
+        for name, state_ref in says.items():
+            vote = abstention(round) if state_ref is None else vote_for(round, [Uid(0)], state_ref)
+            self.chain.write(self.ids[name], clock.vote_deadline(round), vote)
+        found = outcome(RUN, round, self.chain.log(round), clock.vote_deadline(round))
         self.tip, self.round = moved(self.tip, round, found), round + 1
         return found
 
-    def goes_on(self, says: Mapping[str, Pair | None]) -> bool:
+    def goes_on(self, says: Mapping[str, StateRef | None]) -> bool:
         """Whether the run moves on in a round in which they say this."""
         link = self.tip.link
         self.play(says)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
-from gauntlet.agreement import Log, Post, Tip, abstention, moved, outcome, start, word_for
+from gauntlet.agreement import Log, Post, Tip, abstention, moved, outcome, start, vote_for
 from murmur.protocol.run import Amendment, Run
 from murmur.protocol.types import Commitment, Peer, Slot, Uid
 from tests.gauntlet.agreement_scenes import (
@@ -38,7 +38,7 @@ def random_runs() -> list[Run]:
     return runs
 
 
-PAIRS = [OURS, POISON, FORK]
+STATE_REFS = [OURS, POISON, FORK]
 STAKES = [
     lambda random, count: [1] * count,
     lambda random, count: [0] * count,
@@ -53,18 +53,20 @@ def random_seat(random: Random, round: int) -> Slot | None:
     clock = CLOCK
     before = round - random.choice([1, 1, 1, 1, 2, 4, 5, 64, 65])
     if random.random() < 0.75 and before >= 0:
-        block = clock.words_by(before) - random.choice([0, 5, 39])
-        return Slot(block, POINTER, random.choice([word_for(before, (), random.choice(PAIRS)), abstention(before)]))
+        block = clock.vote_deadline(before) - random.choice([0, 5, 39])
+        return Slot(
+            block, POINTER, random.choice([vote_for(before, (), random.choice(STATE_REFS)), abstention(before)])
+        )
     return random.choice(
         [
             None,
             Slot(7, POINTER),
             ANNOUNCED,
-            Slot(clock.commit_by(0), POINTER, abstention(0)),
-            Slot(7, POINTER, word_for(0, [], OURS)),
-            Slot(clock.commit_by(round), POINTER, Commitment(round, digest("v"))),
-            Slot(clock.commit_by(round) - 3, POINTER, word_for(round, [], OURS)),
-            Slot(clock.words_by(round - 1), POINTER, word_for(round - 1, [], OURS)) if round else ANNOUNCED,
+            Slot(clock.commit_deadline(0), POINTER, abstention(0)),
+            Slot(7, POINTER, vote_for(0, [], OURS)),
+            Slot(clock.commit_deadline(round), POINTER, Commitment(round, digest("v"))),
+            Slot(clock.commit_deadline(round) - 3, POINTER, vote_for(round, [], OURS)),
+            Slot(clock.vote_deadline(round - 1), POINTER, vote_for(round - 1, [], OURS)) if round else ANNOUNCED,
         ]
     )
 
@@ -73,7 +75,11 @@ def random_case(seed: int) -> tuple[Run, int, Log]:
     """A round in which validators, some hostile, and strangers say what they like."""
     random = Random(seed)
     run, round = random.choice(random_runs()), random.choice([0, 1, ROUND, ROUND, ROUND, ROUND + 1, 70])
-    count, commit_by, words_by = random.randint(1, 6), CLOCK.commit_by(round), CLOCK.words_by(round)
+    count, commit_deadline, vote_deadline = (
+        random.randint(1, 6),
+        CLOCK.commit_deadline(round),
+        CLOCK.vote_deadline(round),
+    )
     stakes = random.choice(STAKES)(random, count)
     places = random.sample(range(32), 32)
     validators = [
@@ -82,8 +88,8 @@ def random_case(seed: int) -> tuple[Run, int, Log]:
     ]
     miners = []
     for number in range(random.randint(0, random.choice([2, 8, 24]))):
-        said = Commitment(round if random.random() < 0.9 else round + 1, digest(f"e{number}"))
-        slot = Slot(commit_by + (random.random() < 0.1), POINTER, said) if random.random() < 0.9 else None
+        vote_by = Commitment(round if random.random() < 0.9 else round + 1, digest(f"e{number}"))
+        slot = Slot(commit_deadline + (random.random() < 0.1), POINTER, vote_by) if random.random() < 0.9 else None
         incentive = random.choice([0, 0, 0, 5, 5, 7, 65535])
         miners.append(
             Peer(peer_id(number), Uid(places.pop()), random.randint(0, 5), False, slot=slot, incentive=incentive)
@@ -91,18 +97,18 @@ def random_case(seed: int) -> tuple[Run, int, Log]:
     peers = [*validators, *miners]
     random.shuffle(peers)
     good = [peer.uid for peer in peers if random.random() < 0.7]
-    blocks = [*sorted(random.sample(range(commit_by + 1, words_by + 1), 6)), words_by]
+    blocks = [*sorted(random.sample(range(commit_deadline + 1, vote_deadline + 1), 6)), vote_deadline]
     quiet = random.random() < 0.3
     posts = []
     strangers = [peer_id(999), *(peer.id for peer in miners[:1])]
     for peer in [*(peer.id for peer in validators), *strangers]:
-        usual = random.choice(PAIRS[:1] * 8 + PAIRS)
+        usual = random.choice(STATE_REFS[:1] * 8 + STATE_REFS)
         for block in random.sample(blocks, random.choice([0, 0, 1, 2] if quiet else [0, 1, 1, 1, 2, 2, 3, 4])):
-            pair = usual if random.random() < 0.8 else random.choice([*PAIRS, None])
+            state_ref = usual if random.random() < 0.8 else random.choice([*STATE_REFS, None])
             names = [uid for uid in good if random.random() < 0.85]
             names += [Uid(uid) for uid in range(34) if random.random() < 0.05]
-            word = abstention(round) if pair is None else word_for(round, names, pair)
-            posts.append(Post(block, peer, word))
+            vote = abstention(round) if state_ref is None else vote_for(round, names, state_ref)
+            posts.append(Post(block, peer, vote))
     posts = {(post.block, post.peer): post for post in posts}
     return run, round, Log(peers, commit_hash(seed), tuple(posts[at] for at in sorted(posts)))
 
@@ -120,7 +126,7 @@ def random_history(seed: int) -> tuple[list[Log], list[Tip]]:
     for round in range(random.choice([20, 20, 20, 90])):
         clock = RUN.clock
         if random.random() < 0.8:
-            chain.write(peer_id(0), clock.commit_by(round) - 1, Commitment(round, digest(f"envelope {round}")))
+            chain.write(peer_id(0), clock.commit_deadline(round) - 1, Commitment(round, digest(f"envelope {round}")))
         if random.random() < 0.05:
             chain.stakes[round] = dict(
                 zip((peer.id for peer in validators), random.choice(STAKES)(random, count), strict=True)
@@ -131,16 +137,18 @@ def random_history(seed: int) -> tuple[list[Log], list[Tip]]:
             if random.random() < 0.1:
                 back[number] = round + random.choice([1, 2, 5, 6, 70])
                 continue
-            block = clock.commit_by(round) + random.randint(1, 10)
+            block = clock.commit_deadline(round) + random.randint(1, 10)
             for _ in range(random.choice([1, 1, 2, 3]) if number in hostile else 1):
                 honest = tip.theta or digest(f"after {tip.link.hex()}"), tip.link
                 lies = [(digest("poison"), tip.link), (digest("after"), random.choice(links)), None, honest]
-                pair = random.choice(lies) if number in hostile else random.choice([honest] * 9 + [None])
+                state_ref = random.choice(lies) if number in hostile else random.choice([honest] * 9 + [None])
                 uids = [Uid(0)] if random.random() < 0.9 else []
-                chain.write(peer.id, block, abstention(round) if pair is None else word_for(round, uids, pair))
+                chain.write(
+                    peer.id, block, abstention(round) if state_ref is None else vote_for(round, uids, state_ref)
+                )
                 block += random.randint(1, 9)
         logs.append(chain.log(round))
-        tip = moved(tip, round, outcome(RUN, round, logs[-1], clock.words_by(round)))
+        tip = moved(tip, round, outcome(RUN, round, logs[-1], clock.vote_deadline(round)))
         tips.append(tip)
         links.append(tip.link)
     return logs, tips

@@ -6,7 +6,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
-from gauntlet.agreement import Log, Post, abstention, outcome, word_for
+from gauntlet.agreement import Log, Post, abstention, outcome, vote_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Expected, Gathered, fast_checks
 from gauntlet.facts import Claim, Facts, State
@@ -21,7 +21,7 @@ from gauntlet.sketch import Sample
 from gauntlet.weights import weights
 from murmur.protocol.messages import canonical_json, first_link, parse_json
 from murmur.protocol.run import Run
-from murmur.protocol.types import Page, Peer, Slot, Uid
+from murmur.protocol.types import Page, Peer, Slot, StateRef, Uid
 from sparseloco.outer import OuterState, Scales
 from sparseloco.update import Update
 from tests.gauntlet.world import (
@@ -41,7 +41,7 @@ from tests.gauntlet.world import (
 SPEC = make_spec(contributors=3, reserve=1, evaluations=4, references=2, sample_sequences=8, proof_allowance=1.0)
 RUN = Run(SPEC)
 VALIDATOR = peer_id(100)
-PAIR = (THETA, first_link(RUN.id))
+STATE_REF = StateRef(THETA, first_link(RUN.id))
 PAGE_HASH, SAMPLE_HASH = digest("page block"), digest("first block after V")
 
 
@@ -97,7 +97,7 @@ def play(
         elif number in faults[2:3]:
             item = replace(item, payload=None)
         gathered.append(item)
-    here = Slot(RUN.clock.commit_by(0), POINTER, abstention(0))
+    here = Slot(RUN.clock.commit_deadline(0), POINTER, abstention(0))
     others = [Peer(VALIDATOR, Uid(100), 10, True, slot=here), Peer(OWNER, Uid(101), 0, False)]
     peers = (*(item.peer for item in gathered), *others)
     payloads = {item.peer.id: item.payload for item in gathered if item.payload is not None}
@@ -111,8 +111,10 @@ def play(
     ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH, checked.twins)
     seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
     uids = {peer.id: peer.uid for peer in peers}
-    said = Post(RUN.clock.reveal_by(round) + 1, VALIDATOR, word_for(round, [uids[p] for p in ranking.order], PAIR))
-    log, block = Log(peers, COMMIT_HASH, (said,)), RUN.clock.words_by(round)
+    said = Post(
+        RUN.clock.reveal_deadline(round) + 1, VALIDATOR, vote_for(round, [uids[p] for p in ranking.order], STATE_REF)
+    )
+    log, block = Log(peers, COMMIT_HASH, (said,)), RUN.clock.vote_deadline(round)
     decision = outcome(RUN, round, log, block).agreed
     assert decision.selection is not None
     agreed_on = frozenset(peer for peer, _ in decision.selection.contributing)
@@ -146,7 +148,7 @@ def play(
         SAMPLE_HASH,
         log,
         peers,
-        *PAIR,
+        *STATE_REF,
         decision,
         payloads,
         DOORS,

@@ -1,4 +1,4 @@
-"""What words come to, rule by rule."""
+"""What votes come to, rule by rule."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gauntlet.agreement import Agreed, Order, abstention, named, order_of, pairs_named, posts_in, said, word_for
+from gauntlet.agreement import Agreed, Order, abstention, named, order_of, posts_in, refs_named, vote_by, vote_for
 from murmur.protocol.messages import link_of
 from murmur.protocol.run import Amendment, Run
 from murmur.protocol.types import Commitment, Peer, Selection, Slot, Uid
@@ -39,32 +39,32 @@ from tests.gauntlet.agreement_scenes import (
 from tests.gauntlet.world import POINTER, RUN, THETA, digest, make_spec, peer_id
 
 
-def test_words_and_uids_are_inverse_and_what_has_no_bit_is_refused():
-    made = word_for(ROUND, [Uid(0), Uid(255), Uid(7), Uid(7)], OURS)
-    assert (named(made), made.pair) == ((0, 7, 255), OURS)
+def test_votes_and_uids_are_inverse_and_what_has_no_bit_is_refused():
+    made = vote_for(ROUND, [Uid(0), Uid(255), Uid(7), Uid(7)], OURS)
+    assert (named(made), made.state_ref) == ((0, 7, 255), OURS)
     assert made.bitmap == 1 | 1 << 7 | 1 << 255
     for uid in (-1, 256):
         with pytest.raises(ValueError, match="no bit"):
-            word_for(ROUND, [Uid(uid)], OURS)
+            vote_for(ROUND, [Uid(uid)], OURS)
 
 
 def test_an_abstention_names_no_state_and_nobody():
-    assert (abstention(ROUND).pair, named(abstention(ROUND)), abstention(ROUND).round) == (None, (), ROUND)
+    assert (abstention(ROUND).state_ref, named(abstention(ROUND)), abstention(ROUND).round) == (None, (), ROUND)
 
 
 @pytest.mark.parametrize(("block", "counts"), [(D, False), (D + 1, True), (X, True), (X + 1, False)])
-def test_a_word_counts_from_the_block_after_d_to_x(block, counts):
-    spoke = replace(A, slot=Slot(block, POINTER, word_for(ROUND, [Uid(0)], OURS)))
-    assert posts_in(RUN, ROUND, [spoke, *MINERS]) == ([say(A, block, 0)] if counts else [])
+def test_a_vote_counts_from_the_block_after_d_to_x(block, counts):
+    voted = replace(A, slot=Slot(block, POINTER, vote_for(ROUND, [Uid(0)], OURS)))
+    assert posts_in(RUN, ROUND, [voted, *MINERS]) == ([say(A, block, 0)] if counts else [])
 
 
-def test_neither_a_commitment_nor_a_word_for_another_round_is_one_for_this():
-    statements = [Commitment(ROUND, digest("x")), word_for(ROUND - 1, [], OURS), word_for(ROUND + 1, [], OURS), None]
+def test_neither_a_commitment_nor_a_vote_for_another_round_is_one_for_this():
+    statements = [Commitment(ROUND, digest("x")), vote_for(ROUND - 1, [], OURS), vote_for(ROUND + 1, [], OURS), None]
     peers = [replace(A, slot=Slot(D + 1, POINTER, statement)) for statement in statements]
     assert posts_in(RUN, ROUND, [*peers, replace(A, slot=None)]) == []
 
 
-# --- a word stays --------------------------------------------------------------------------------------------
+# --- a vote stays --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_neither_a_commitment_nor_a_word_for_another_round_is_one_for_this():
     [
         say(A, X),
         say(A, X, 1),
-        say(A, X, pair=None),
-        say(A, X, pair=POISON),
-        say(A, X, 2, pair=FORK),
+        say(A, X, state_ref=None),
+        say(A, X, state_ref=POISON),
+        say(A, X, 2, state_ref=FORK),
     ],
     ids=["nobody", "somebody else", "an abstention", "another theta", "another link"],
 )
@@ -88,56 +88,56 @@ def test_what_was_named_counts_whatever_is_written_over_it(over):
 def test_names_add_up():
     posts = [say(A, D + 1, 0), say(A, D + 2, 1), say(B, D + 1, 0, 1)]
     assert selected(*posts) == {0, 1}
-    assert named(said(log_of(*posts), A.id)) == (0, 1)
+    assert named(vote_by(log_of(*posts), A.id)) == (0, 1)
 
 
 def test_the_first_pair_binds():
     """However often it is said, and whatever the others say: who could change sides could be asked to."""
-    posts = [say(A, D + 1, 0, pair=POISON), say(A, D + 2, 0), say(B, D + 1, 0)]
+    posts = [say(A, D + 1, 0, state_ref=POISON), say(A, D + 2, 0), say(B, D + 1, 0)]
     log = log_of(*posts)
     assert decide(log) == Agreed(None, None, X)
-    assert said(log, A.id) == word_for(ROUND, [Uid(0)], POISON)
+    assert vote_by(log, A.id) == vote_for(ROUND, [Uid(0)], POISON)
     assert selected(*posts, say(C, X, 0)) == {0}
 
 
 def test_what_is_named_with_another_pair_is_not_named_with_ours():
-    assert selected(say(A, D + 1, 0), say(A, D + 2, 1, pair=FORK), say(B, D + 1, 0, 1)) == {0}
+    assert selected(say(A, D + 1, 0), say(A, D + 2, 1, state_ref=FORK), say(B, D + 1, 0, 1)) == {0}
 
 
 def test_an_abstention_binds_to_nothing():
-    log = log_of(say(A, D + 1, pair=None), say(A, D + 2, 0), say(B, D + 1, 0))
+    log = log_of(say(A, D + 1, state_ref=None), say(A, D + 2, 0), say(B, D + 1, 0))
     assert uids(decide(log), log) == {0}
-    assert said(log, A.id) == word_for(ROUND, [Uid(0)], OURS)
+    assert vote_by(log, A.id) == vote_for(ROUND, [Uid(0)], OURS)
 
 
 def test_what_one_has_said_so_far():
-    log = log_of(say(A, D + 1, pair=None), say(B, D + 1, 1, pair=FORK), say(B, D + 3, 2, pair=FORK))
-    assert said(log, A.id) == abstention(ROUND)
-    assert said(log, B.id) == word_for(ROUND, [Uid(1), Uid(2)], FORK)
-    assert said(log, C.id) is None
-    assert said(log_of(), A.id) is None
+    log = log_of(say(A, D + 1, state_ref=None), say(B, D + 1, 1, state_ref=FORK), say(B, D + 3, 2, state_ref=FORK))
+    assert vote_by(log, A.id) == abstention(ROUND)
+    assert vote_by(log, B.id) == vote_for(ROUND, [Uid(1), Uid(2)], FORK)
+    assert vote_by(log, C.id) is None
+    assert vote_by(log_of(), A.id) is None
 
 
 def test_pairs_are_listed_with_the_stake_behind_them_the_most_first():
     validators = [validator(1, 60), validator(2, 30), validator(3, 10), validator(4, 99, Slot(7, POINTER))]
-    posts = [say(validators[0], X, pair=FORK), say(validators[1], X), say(validators[2], X), say(validators[3], X)]
-    posts += [say(validators[2], X - 1, pair=None)]
-    assert list(pairs_named(RUN, ROUND, log_of(*posts, validators=validators)).items()) == [(FORK, 60), (OURS, 40)]
+    posts = [say(validators[0], X, state_ref=FORK), say(validators[1], X), say(validators[2], X), say(validators[3], X)]
+    posts += [say(validators[2], X - 1, state_ref=None)]
+    assert list(refs_named(RUN, ROUND, log_of(*posts, validators=validators)).items()) == [(FORK, 60), (OURS, 40)]
     heads = [replace(peer, stake=0) for peer in validators]
-    assert pairs_named(RUN, ROUND, log_of(*posts, validators=heads)) == {OURS: 2, FORK: 1}
+    assert refs_named(RUN, ROUND, log_of(*posts, validators=heads)) == {OURS: 2, FORK: 1}
     low, high = sorted([(digest("one"), LINK), (digest("two"), LINK)])
-    tied = log_of(say(A, X, pair=high), say(B, X, pair=low))
-    assert list(pairs_named(RUN, ROUND, tied)) == [low, high]
-    assert pairs_named(RUN, ROUND, log_of()) == {}
+    tied = log_of(say(A, X, state_ref=high), say(B, X, state_ref=low))
+    assert list(refs_named(RUN, ROUND, tied)) == [low, high]
+    assert refs_named(RUN, ROUND, log_of()) == {}
 
 
 # --- what is agreed ------------------------------------------------------------------------------------------
 
 
-def test_with_one_validator_its_word_is_what_is_agreed_and_the_chain_gives_the_digests():
+def test_with_one_validator_its_vote_is_what_is_agreed_and_the_chain_gives_the_digests():
     found = decide(log_of(say(A, D + 3, 0, 1), validators=[A]))
-    pairs = tuple(sorted((MINERS[uid].id, digest(f"e{uid}")) for uid in (0, 1)))
-    selection = Selection(ROUND, THETA, LINK, RUN.id, pairs)
+    refs = tuple(sorted((MINERS[uid].id, digest(f"e{uid}")) for uid in (0, 1)))
+    selection = Selection(ROUND, THETA, LINK, RUN.id, refs)
     assert found == Agreed(OURS, selection, D + 3)
     assert found.link == link_of(selection) != LINK
 
@@ -171,7 +171,7 @@ def wins(stakes: Sequence[int], naming: Collection[int]) -> bool:
     ],
 )
 def test_one_hostile_validator(stakes, hostile, offline, gets_in, others_go_on):
-    """`gets_in`: whom it alone names is selected; `others_go_on`: whom all the others name is, without its word."""
+    """`gets_in`: whom it alone names is selected; `others_go_on`: whom all the others name is, without its vote."""
     honest = [place for place in range(len(stakes)) if place != hostile and place not in offline]
     assert wins(stakes, [hostile]) == gets_in
     assert wins(stakes, honest) == others_go_on
@@ -205,9 +205,11 @@ def test_it_is_open_until_all_have_spoken_and_decided_in_that_state():
 
 
 def test_who_abstains_has_spoken_and_lends_nobody_a_majority():
-    log = log_of(say(A, D + 2, 0), say(B, D + 4, 0), say(C, D + 6, pair=None))
+    log = log_of(say(A, D + 2, 0), say(B, D + 4, 0), say(C, D + 6, state_ref=None))
     assert (decide(log).block, uids(decide(log), log)) == (D + 6, {0})
-    assert decide(log_of(say(A, D + 2, 0), say(B, D + 4, pair=None), say(C, D + 6, pair=None))) == Agreed(None, None, X)
+    assert decide(log_of(say(A, D + 2, 0), say(B, D + 4, state_ref=None), say(C, D + 6, state_ref=None))) == Agreed(
+        None, None, X
+    )
 
 
 def test_it_is_decided_as_soon_as_the_first_of_the_order_have_their_majority_whoever_is_silent():
@@ -241,7 +243,7 @@ def test_a_name_that_is_added_after_the_decision_changes_nothing():
 def test_a_round_is_void_only_where_no_pair_or_nobody_is_named_by_most():
     assert decide(log_of()) == Agreed(None, None, X)
     assert decide(log_of()).link is None
-    apart = log_of(say(A, D + 1, 0), say(B, D + 1, 0, pair=POISON), say(C, D + 1, 0, pair=FORK))
+    apart = log_of(say(A, D + 1, 0), say(B, D + 1, 0, state_ref=POISON), say(C, D + 1, 0, state_ref=FORK))
     assert decide(apart) == Agreed(None, None, X)
     nobody = log_of(*(say(peer, D + 1, uid) for uid, peer in enumerate(EQUAL)))
     assert decide(nobody, X - 1) is None

@@ -1,4 +1,4 @@
-"""What no minority, stranger or late word can do, in random rounds."""
+"""What no minority, stranger or late vote can do, in random rounds."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -13,21 +13,21 @@ from gauntlet.agreement import (
     named,
     order_of,
     outcome,
-    pairs_named,
+    refs_named,
     remembered,
-    votes,
-    word_for,
+    vote_for,
+    vote_weights,
 )
 from murmur.lab.simulation.plain_agreement import (
-    plain_pair,
     plain_places,
+    plain_ref,
     plain_runners,
     plain_supported,
     plain_voters,
 )
 from murmur.protocol.types import PeerId, Uid
 from tests.gauntlet.agreement_scenes import OURS
-from tests.gauntlet.random_rounds import PAIRS, random_case
+from tests.gauntlet.random_rounds import STATE_REFS, random_case
 from tests.gauntlet.world import peer_id
 
 
@@ -44,9 +44,11 @@ def anything(random: Random, round: int, peers: Collection[PeerId], blocks: Sequ
     found = []
     for peer in sorted(peers):
         for block in random.sample(blocks, min(len(blocks), random.randint(0, 4))):
-            pair = random.choice([*PAIRS, None])
+            state_ref = random.choice([*STATE_REFS, None])
             names = [Uid(uid) for uid in range(34) if random.random() < random.choice([0.1, 0.9])]
-            found.append(Post(block, peer, abstention(round) if pair is None else word_for(round, names, pair)))
+            found.append(
+                Post(block, peer, abstention(round) if state_ref is None else vote_for(round, names, state_ref))
+            )
     return found
 
 
@@ -54,15 +56,15 @@ def test_what_is_decided_in_a_final_block_nothing_that_is_said_later_changes():
     decided = 0
     for seed in range(2500):
         run, round, log = random_case(seed)
-        random, last = Random(seed), run.clock.words_by(round)
+        random, last = Random(seed), run.clock.vote_deadline(round)
         final = random.randint(last - 39, last)
         known = replace(log, posts=tuple(post for post in log.posts if post.block <= final))
         found = agreed(run, round, known, final, final)
         if found is None:
             continue
         decided += 1
-        speakers = {peer.id for peer in log.commit if peer.validates}
-        later = with_posts(known, anything(random, round, speakers, range(final + 1, last + 1)))
+        voters = {peer.id for peer in log.commit if peer.validates}
+        later = with_posts(known, anything(random, round, voters, range(final + 1, last + 1)))
         for until in (final, min(last, final + 7), last, last + 9):
             assert agreed(run, round, later, until, final) == found, seed
     assert decided > 500
@@ -73,17 +75,17 @@ def test_what_is_decided_by_the_order_while_some_are_silent_is_what_all_words_by
     early = 0
     for seed in range(4000):
         run, round, log = random_case(seed)
-        random, last = Random(seed), run.clock.words_by(round)
+        random, last = Random(seed), run.clock.vote_deadline(round)
         found = agreed(run, round, log, last, last)
         silent = electorate(run, round, log.commit).keys() - {p.peer for p in log.posts if p.block <= found.block}
         if found.selection is None or found.block == last or not silent:
             continue
         early += 1
-        speakers = {peer.id for peer in log.commit if peer.validates}
-        posts = with_posts(log, anything(random, round, speakers, range(found.block + 1, last + 1))).posts
+        voters = {peer.id for peer in log.commit if peer.validates}
+        posts = with_posts(log, anything(random, round, voters, range(found.block + 1, last + 1))).posts
         voters = plain_voters(run, round, log)
-        assert plain_pair(voters, posts, last) == found.pair, seed
-        supported = plain_supported(voters, plain_runners(run, round, log), posts, found.pair, last)
+        assert plain_ref(voters, posts, last) == found.state_ref, seed
+        supported = plain_supported(voters, plain_runners(run, round, log), posts, found.state_ref, last)
         expected = sorted((peer.id, envelope) for peer, envelope in plain_places(run, round, supported))
         assert found.selection.contributing == tuple(expected), seed
     assert early > 100
@@ -92,7 +94,7 @@ def test_what_is_decided_by_the_order_while_some_are_silent_is_what_all_words_by
 def test_whatever_a_hotkey_without_a_seat_says_changes_nothing():
     for seed in range(2000):
         run, round, log = random_case(seed)
-        last = run.clock.words_by(round)
+        last = run.clock.vote_deadline(round)
         counted = {*electorate(run, round, log.commit), *remembered(run, round, log.commit)}
         strangers = {peer.id for peer in log.commit} - counted | {peer_id(999), peer_id(998)}
         more = with_posts(log, anything(Random(seed), round, strangers, range(last - 39, last + 1)))
@@ -105,7 +107,7 @@ def test_whatever_a_hotkey_without_a_seat_says_changes_nothing():
 def test_at_most_half_of_the_stake_alone_selects_nobody_and_names_no_pair():
     for seed in range(2000):
         run, round, log = random_case(seed)
-        random, last, weights = Random(seed), run.clock.words_by(round), votes(run, round, log.commit)
+        random, last, weights = Random(seed), run.clock.vote_deadline(round), vote_weights(run, round, log.commit)
         alone = set[PeerId]()
         for peer in random.sample(sorted(weights), len(weights)):
             if 2 * sum(weights[one] for one in (*alone, peer)) <= sum(weights.values()):
@@ -113,7 +115,7 @@ def test_at_most_half_of_the_stake_alone_selects_nobody_and_names_no_pair():
         theirs = [post for post in log.posts if post.peer in alone]
         theirs += anything(random, round, alone, range(last - 39, last + 1))
         found = agreed(run, round, with_posts(replace(log, posts=()), theirs), last, last)
-        assert (found.pair, found.selection) == (None, None), seed
+        assert (found.state_ref, found.selection) == (None, None), seed
 
 
 def test_whom_most_name_is_selected_whatever_the_others_say_unless_the_places_go_to_better_ones():
@@ -121,7 +123,7 @@ def test_whom_most_name_is_selected_whatever_the_others_say_unless_the_places_go
     seen = 0
     for seed in range(2500):
         run, round, log = random_case(seed)
-        random, last, weights = Random(seed), run.clock.words_by(round), votes(run, round, log.commit)
+        random, last, weights = Random(seed), run.clock.vote_deadline(round), vote_weights(run, round, log.commit)
         committed = order_of(run, round, log).committed
         honest = set[PeerId]()
         for peer in random.sample(sorted(weights), len(weights)):
@@ -132,10 +134,10 @@ def test_whom_most_name_is_selected_whatever_the_others_say_unless_the_places_go
             continue
         seen += 1
         block = random.randint(last - 39, last)
-        theirs = [Post(block, peer, word_for(round, good, OURS)) for peer in honest]
+        theirs = [Post(block, peer, vote_for(round, good, OURS)) for peer in honest]
         others = anything(random, round, weights.keys() - honest, range(last - 39, last + 1))
         found = agreed(run, round, with_posts(replace(log, posts=()), [*theirs, *others]), last, last)
-        assert found.pair == OURS, seed
+        assert found.state_ref == OURS, seed
         chosen = {uid for uid, (peer, _) in committed.items() if peer in dict(found.selection.contributing)}
         places = run.spec_at(round).gauntlet.contributors
         assert good <= chosen or len(chosen) == places, seed
@@ -143,21 +145,23 @@ def test_whom_most_name_is_selected_whatever_the_others_say_unless_the_places_go
 
 
 def test_nothing_that_is_written_over_a_word_takes_it_back():
-    """Another pair, fewer names, an abstention, at any time: what it had said counts the same, at every block."""
+    """Another state, fewer names, an abstention, at any time: what it had said counts the same, at every block."""
     retracted = 0
     for seed in range(2000):
         run, round, log = random_case(seed)
-        random, last = Random(seed), run.clock.words_by(round)
+        random, last = Random(seed), run.clock.vote_deadline(round)
         over = []
         for peer in {post.peer for post in log.posts}:
-            bound = next((p for p in log.posts if p.peer == peer and p.word.pair is not None), None)
+            bound = next((p for p in log.posts if p.peer == peer and p.vote.state_ref is not None), None)
             for block in range(bound.block + 1, last + 1) if bound is not None else ():
                 if random.random() < 0.1:
-                    other = random.choice([pair for pair in [*PAIRS, None] if pair != bound.word.pair])
+                    other = random.choice(
+                        [state_ref for state_ref in [*STATE_REFS, None] if state_ref != bound.vote.state_ref]
+                    )
                     names = [Uid(uid) for uid in range(34) if random.random() < 0.5]
-                    same = [uid for uid in named(bound.word) if random.random() < 0.5]
-                    word = abstention(round) if other is None else word_for(round, names, other)
-                    over.append(Post(block, peer, random.choice([word, word_for(round, same, bound.word.pair)])))
+                    same = [uid for uid in named(bound.vote) if random.random() < 0.5]
+                    vote = abstention(round) if other is None else vote_for(round, names, other)
+                    over.append(Post(block, peer, random.choice([vote, vote_for(round, same, bound.vote.state_ref)])))
         retracted += len(over)
         without = with_posts(replace(log, posts=()), log.posts)
         for final in (last - 30, last - 10, last - 1, last):
@@ -169,16 +173,16 @@ def test_nothing_that_is_written_over_a_word_takes_it_back():
 def test_all_nodes_of_one_state_decide_alike_however_they_list_it():
     for seed in range(500):
         run, round, log = random_case(seed)
-        last = run.clock.words_by(round)
+        last = run.clock.vote_deadline(round)
         turned = replace(log, commit=Random(seed).sample(log.commit, len(log.commit)))
         assert agreed(run, round, turned, last, last) == agreed(run, round, log, last, last)
         assert outcome(run, round, turned, last) == outcome(run, round, log, last)
-        assert pairs_named(run, round, turned) == pairs_named(run, round, log)
+        assert refs_named(run, round, turned) == refs_named(run, round, log)
 
 
 def test_what_a_round_means_for_the_run_is_what_was_decided_in_it():
-    """The pair as of X is that of the early decision: whoever was bound to it stays."""
+    """The state as of X is that of the early decision: whoever was bound to it stays."""
     for seed in range(1000):
         run, round, log = random_case(seed)
-        last = run.clock.words_by(round)
+        last = run.clock.vote_deadline(round)
         assert outcome(run, round, log, last).agreed == agreed(run, round, log, last, last), seed

@@ -1,10 +1,10 @@
-"""What words come to, and where the run stands, against a second implementation on random histories."""
+"""What votes come to, and where the run stands, against a second implementation on random histories."""
 
 from collections import Counter
 from fractions import Fraction
 from random import Random
 
-from gauntlet.agreement import Agreed, Log, Tip, agreed, electorate, moved, order_of, outcome, remembered, votes
+from gauntlet.agreement import Agreed, Log, Tip, agreed, electorate, moved, order_of, outcome, remembered, vote_weights
 from murmur.lab.simulation.plain_agreement import (
     plain_agreed,
     plain_places,
@@ -22,13 +22,13 @@ from tests.gauntlet.world import RUN, digest
 def kind_of(found: Agreed | None, log: Log, run: Run, round: int) -> str:
     if found is None:
         return "open"
-    if found.pair is None:
-        return "no pair"
+    if found.state_ref is None:
+        return "no state"
     if found.selection is None:
         return "nobody"
     seated = set(electorate(run, round, log.commit))
     silent = seated - {post.peer for post in log.posts if post.block <= found.block}
-    early = found.block < run.clock.words_by(round)
+    early = found.block < run.clock.vote_deadline(round)
     kind = ("early, by all" if not silent else "early, by the order") if early else "at X"
     return f"{kind}, cut" if len(found.selection.contributing) == run.spec_at(round).gauntlet.contributors else kind
 
@@ -37,7 +37,7 @@ def test_a_second_implementation_agrees_on_thousands_of_random_rounds():
     kinds = Counter()
     for seed in range(3000):
         run, round, log = random_case(seed)
-        random, last = Random(-seed), run.clock.words_by(round)
+        random, last = Random(-seed), run.clock.vote_deadline(round)
         final = random.choice([last, last, random.randint(last - 41, last), last + 1])
         height = final + random.choice([0, 60])
         found = agreed(run, round, log, final, height)
@@ -52,7 +52,7 @@ def test_a_second_implementation_knows_the_same_electorate_in_thousands_of_rando
     for seed in range(1500):
         run, round, log = random_case(seed)
         voters = dict(plain_voters(run, round, log))
-        found = votes(run, round, log.commit)
+        found = vote_weights(run, round, log.commit)
         assert {peer: Fraction(stake, sum(found.values())) for peer, stake in found.items()} == voters, seed
         lately = {peer for peer, _ in plain_remembered(run, round, log)}
         assert remembered(run, round, log.commit).keys() == lately, seed
@@ -84,8 +84,8 @@ def test_a_second_implementation_knows_where_the_run_stands_in_hundreds_of_rando
                 tips[round - 1].theta,
             ), seed
         for round, log in enumerate(logs):
-            found = outcome(RUN, round, log, RUN.clock.words_by(round))
-            strong[found.agreed.pair is not None, found.strong] += 1
+            found = outcome(RUN, round, log, RUN.clock.vote_deadline(round))
+            strong[found.agreed.state_ref is not None, found.strong] += 1
     assert set(strong) == {(True, True), (True, False), (False, False)}
     assert min(strong.values()) > 100, strong
 
@@ -94,7 +94,7 @@ def test_where_the_run_stands_follows_from_the_newest_strong_round_alone():
     """So that it can be read back from the end, and a joiner needs no more."""
     for seed in range(200, 260):
         logs, tips = random_history(seed)
-        outcomes = [outcome(RUN, round, log, RUN.clock.words_by(round)) for round, log in enumerate(logs)]
+        outcomes = [outcome(RUN, round, log, RUN.clock.vote_deadline(round)) for round, log in enumerate(logs)]
         strong = max((round for round, found in enumerate(outcomes) if found.strong), default=None)
         if strong is None:
             continue

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gauntlet.agreement import Pair, Post, abstention, named, word_for
+from gauntlet.agreement import Post, abstention, named, vote_for
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
 from gauntlet.average import Average
 from gauntlet.facts import Row as OnChain
@@ -18,7 +18,7 @@ from gauntlet.remembered import Remembered
 from gauntlet.report import Report, parse_report
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.messages import canonical_json, parse_json
-from murmur.protocol.types import PeerId, Reason, Uid, Word, hotkey
+from murmur.protocol.types import PeerId, Reason, StateRef, Uid, Vote, hotkey
 from tests.gauntlet import rounds
 from tests.gauntlet.rounds import Played, play_rounds
 from tests.gauntlet.world import OWNER, Miner, digest, peer_id
@@ -185,7 +185,7 @@ def test_weights_that_no_report_states_are_named_whoever_they_were_copied_from()
     assert found(stated, silent) == found(stated + 1, earlier) == [Verdict.DIFFERS]
     # Without that report nobody can say what was stated; weights of older rounds are another report's matter.
     assert found(stated, None) == [Verdict.UNCHECKED]
-    assert found(rounds.RUN.clock.reveal_by(ROUND - 1), None) == []
+    assert found(rounds.RUN.clock.reveal_deadline(ROUND - 1), None) == []
 
 
 def test_scores_copied_from_another_validator_are_not_those_of_the_sequences_that_were_drawn_for_the_copier() -> None:
@@ -278,102 +278,106 @@ def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:
     assert any("earlier rounds are gone" in finding.text for finding in findings)
 
 
-# --- the word on chain ---------------------------------------------------------------------------------------
+# --- the vote on chain ---------------------------------------------------------------------------------------
 
-WINDOW = rounds.RUN.clock.commit_by(ROUND) + 1
+WINDOW = rounds.RUN.clock.commit_deadline(ROUND) + 1
 
 
-def of_word(one: Played, *words: Word | None) -> set[tuple[Verdict, Any]]:
-    """What is found of the word when the validator has posted these, one a block."""
-    posts = (Post(WINDOW + place, rounds.VALIDATOR, word) for place, word in enumerate(words) if word is not None)
+def of_vote(one: Played, *votes: Vote | None) -> set[tuple[Verdict, Any]]:
+    """What is found of the vote when the validator has posted these, one a block."""
+    posts = (Post(WINDOW + place, rounds.VALIDATOR, vote) for place, vote in enumerate(votes) if vote is not None)
     facts = replace(one.facts, log=replace(one.facts.log, posts=tuple(posts)))
-    return {(found.verdict, found.peer) for found in audit(facts, one.claim) if found.topic is Topic.WORD}
+    return {(found.verdict, found.peer) for found in audit(facts, one.claim) if found.topic is Topic.VOTE}
 
 
-def naming(*numbers: int, pair: Pair = rounds.PAIR) -> Word:
+def naming(*numbers: int, state_ref: StateRef = rounds.STATE_REF) -> Vote:
     """Miners have their number as uid, the validator has 100 and the owner 101."""
-    return word_for(ROUND, [Uid(number) for number in numbers], pair)
+    return vote_for(ROUND, [Uid(number) for number in numbers], state_ref)
 
 
 def named_by(one: Played) -> set[PeerId]:
     """Whom the honest validator of the round named."""
-    return {peer_id(uid) for uid in named(one.facts.log.posts[0].word)}
+    return {peer_id(uid) for uid in named(one.facts.log.posts[0].vote)}
 
 
-def test_a_word_that_names_all_who_may_contribute_by_its_own_book_is_silently_right() -> None:
+def test_a_vote_that_names_all_who_may_contribute_by_its_own_book_is_silently_right() -> None:
     one = played()[ROUND]
     assert {finding.topic for finding in judge(one, one.body)} == {Topic.CHECKS}
-    assert of_word(one, naming(1, 2, 3, 4)) == set()
+    assert of_vote(one, naming(1, 2, 3, 4)) == set()
 
 
 @pytest.mark.parametrize("number", [100, 101, 5])
-def test_a_word_that_names_somebody_who_may_not_contribute_differs(number: int) -> None:
+def test_a_vote_that_names_somebody_who_may_not_contribute_differs(number: int) -> None:
     """The validator itself, the owner, and a miner that did not commit, whom nobody's copy can mend."""
     named = {100: rounds.VALIDATOR, 101: OWNER}.get(number, peer_id(number))
-    assert of_word(played()[ROUND], naming(1, 2, 3, 4, number)) == {(Verdict.DIFFERS, named)}
+    assert of_vote(played()[ROUND], naming(1, 2, 3, 4, number)) == {(Verdict.DIFFERS, named)}
 
 
-def test_a_word_that_names_a_peer_whose_score_is_too_low_differs() -> None:
+def test_a_vote_that_names_a_peer_whose_score_is_too_low_differs() -> None:
     one = played()[ROUND]
     worthless = replace(one.claim.report.before.peers[peer_id(2)], gaps=Average(-1.0, 1.0), evaluations=9)
     before = replace(one.claim.report.before, peers={**one.claim.report.before.peers, peer_id(2): worthless})
     lying = replace(one, claim=replace(one.claim, report=replace(one.claim.report, before=before)))
-    assert of_word(lying, naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, peer_id(2))}
-    assert of_word(lying, naming(1, 3, 4)) == set()
+    assert of_vote(lying, naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, peer_id(2))}
+    assert of_vote(lying, naming(1, 3, 4)) == set()
 
 
-def test_a_word_that_names_whom_the_validator_could_not_read_is_observed() -> None:
+def test_a_vote_that_names_whom_the_validator_could_not_read_is_observed() -> None:
     """Others may have given it the bytes or the key after it looked."""
-    assert of_word(played()[ROUND], naming(1, 2, 3, 4, 6, 7)) == {
+    assert of_vote(played()[ROUND], naming(1, 2, 3, 4, 6, 7)) == {
         (Verdict.OBSERVED, peer_id(6)),
         (Verdict.OBSERVED, peer_id(7)),
     }
     before = play_rounds(ROUND)
     records = {past: record for each in before for past, record in each.remembered.items()}
     one = rounds.play(ROUND, before[-1].book, before[-1].claim.report, records, left_out=(4,))
-    assert of_word(one, naming(1, 2, 3, 4)) == {(Verdict.OBSERVED, peer_id(4))}
+    assert of_vote(one, naming(1, 2, 3, 4)) == {(Verdict.OBSERVED, peer_id(4))}
 
 
-def test_a_word_that_leaves_out_who_may_contribute_is_observed() -> None:
+def test_a_vote_that_leaves_out_who_may_contribute_is_observed() -> None:
     one = played()[ROUND]
-    assert of_word(one, naming(1, 3)) == {(Verdict.OBSERVED, peer_id(2)), (Verdict.OBSERVED, peer_id(4))}
+    assert of_vote(one, naming(1, 3)) == {(Verdict.OBSERVED, peer_id(2)), (Verdict.OBSERVED, peer_id(4))}
     # What came later added to it.
-    assert of_word(one, naming(1, 3), naming(2, 4)) == set()
+    assert of_vote(one, naming(1, 3), naming(2, 4)) == set()
 
 
-def test_a_word_for_another_theta_differs_whoever_it_names_and_the_first_pair_binds() -> None:
-    one, pair = played()[ROUND], (digest("another theta"), rounds.PAIR[1])
-    assert of_word(one, naming(1, 2, 3, 4, 100, pair=pair)) == {(Verdict.DIFFERS, None)}
-    assert of_word(one, naming(1, pair=pair), naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, None)}
-    # What is written over a word says nothing.
-    assert of_word(one, naming(1, 2, 3, 4), naming(100, pair=pair)) == set()
+def test_a_vote_for_another_theta_differs_whoever_it_names_and_the_first_pair_binds() -> None:
+    one, state_ref = played()[ROUND], (digest("another theta"), rounds.STATE_REF[1])
+    assert of_vote(one, naming(1, 2, 3, 4, 100, state_ref=state_ref)) == {(Verdict.DIFFERS, None)}
+    assert of_vote(one, naming(1, state_ref=state_ref), naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, None)}
+    # What is written over a vote says nothing.
+    assert of_vote(one, naming(1, 2, 3, 4), naming(100, state_ref=state_ref)) == set()
 
 
 def test_where_most_have_moved_the_run_who_stood_where_it_was_before_is_not_accused() -> None:
-    one, pair = played()[ROUND], (rounds.PAIR[0], digest("another link"))
-    assert of_word(one, naming(1, pair=pair)) == {(Verdict.OBSERVED, None)}
+    one, state_ref = played()[ROUND], (rounds.STATE_REF[0], digest("another link"))
+    assert of_vote(one, naming(1, state_ref=state_ref)) == {(Verdict.OBSERVED, None)}
 
 
 def test_who_says_of_itself_that_it_could_not_follow_may_name_what_it_holds() -> None:
     """After some rounds in vain that is its way back (docs/protocol.md section 8)."""
     one = played()[ROUND]
     apart = replace(one, claim=replace(one.claim, report=replace(one.claim.report, unobserved=Unobserved.APART)))
-    assert of_word(apart, naming(1, pair=(digest("an older theta"), rounds.PAIR[1]))) == {(Verdict.OBSERVED, None)}
+    assert of_vote(apart, naming(1, state_ref=(digest("an older theta"), rounds.STATE_REF[1]))) == {
+        (Verdict.OBSERVED, None)
+    }
     late = replace(one, claim=replace(one.claim, report=replace(one.claim.report, unobserved=Unobserved.LATE)))
-    assert of_word(late, naming(1, pair=(digest("an older theta"), rounds.PAIR[1]))) == {(Verdict.DIFFERS, None)}
+    assert of_vote(late, naming(1, state_ref=(digest("an older theta"), rounds.STATE_REF[1]))) == {
+        (Verdict.DIFFERS, None)
+    }
 
 
-def test_who_abstained_or_said_nothing_is_told_nothing_of_its_word() -> None:
+def test_who_abstained_or_said_nothing_is_told_nothing_of_its_vote() -> None:
     one = played()[ROUND]
-    assert of_word(one) == of_word(one, abstention(ROUND)) == set()
-    assert of_word(one, abstention(ROUND), naming(1, 2, 3, 4, 100)) == {(Verdict.DIFFERS, rounds.VALIDATOR)}
+    assert of_vote(one) == of_vote(one, abstention(ROUND)) == set()
+    assert of_vote(one, abstention(ROUND), naming(1, 2, 3, 4, 100)) == {(Verdict.DIFFERS, rounds.VALIDATOR)}
 
 
-def test_a_strangers_word_is_not_the_validators() -> None:
+def test_a_strangers_vote_is_not_the_validators() -> None:
     one = played()[ROUND]
-    strange = Post(WINDOW, peer_id(99), naming(100, pair=(digest("another theta"), digest("a fork"))))
+    strange = Post(WINDOW, peer_id(99), naming(100, state_ref=(digest("another theta"), digest("a fork"))))
     facts = replace(one.facts, log=replace(one.facts.log, posts=(strange, *one.facts.log.posts)))
-    assert not [finding for finding in audit(facts, one.claim) if finding.topic is Topic.WORD]
+    assert not [finding for finding in audit(facts, one.claim) if finding.topic is Topic.VOTE]
 
 
 # --- twins ---------------------------------------------------------------------------------------------------
@@ -397,7 +401,7 @@ def test_twins_are_judged_again_like_everything_else(monkeypatch: pytest.MonkeyP
     assert any(named[name]["faults"] for name in evaluated)
     # By its book the validator may name one of them. Whoever names both has two shares taken by one.
     outside = {peer for number in (1, 2) if (peer := peer_id(number)) not in named_by(second)}
-    assert of_word(second, naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, peer) for peer in outside}
+    assert of_vote(second, naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, peer) for peer in outside}
     assert len(outside) == 1
     lying = deepcopy(second.body)
     for number in (1, 2):

@@ -11,7 +11,7 @@ from gauntlet.checks import Doors, Gathered
 from gauntlet.commitment import is_judged, is_late
 from murmur.protocol.merkle import sections_root
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Uid, Word
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Uid, Vote
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from sparseloco.wire import encode
@@ -289,7 +289,7 @@ def test_no_bytes_raise_or_change_an_honest_peers_result(payload, reveal, commit
     assert isinstance(reason_of(item), Reason)
 
 
-def test_details_are_our_own_words():
+def test_details_are_our_own_votes():
     for _, item, _ in rejected_cases():
         result = check([*(miner.gathered() for miner in HONEST), item])
         assert result.rejected[BAD.id].detail.isascii()
@@ -297,19 +297,19 @@ def test_details_are_our_own_words():
 
 def test_late_means_committed_between_d_and_v():
     sealed = BAD.sealed().digest
-    last, reveal_by = CLOCK.commit_by(0), CLOCK.reveal_by(0)
+    last, reveal_deadline = CLOCK.commit_deadline(0), CLOCK.reveal_deadline(0)
     in_time, after = BAD.peer(sealed, last), BAD.peer(sealed, last + 1)
     nothing = BAD.peer(None)
-    assert not is_late(in_time, after, 0, last, reveal_by)
-    assert is_late(nothing, after, 0, last, reveal_by)
-    assert not is_late(nothing, nothing, 0, last, reveal_by)
-    assert not is_late(nothing, None, 0, last, reveal_by)
+    assert not is_late(in_time, after, 0, last, reveal_deadline)
+    assert is_late(nothing, after, 0, last, reveal_deadline)
+    assert not is_late(nothing, nothing, 0, last, reveal_deadline)
+    assert not is_late(nothing, None, 0, last, reveal_deadline)
 
 
 def test_a_hotkey_with_a_permit_is_judged_when_it_commits_and_the_owner_likewise():
     owner, other = PeerId(bytes([1] * 32)), PeerId(bytes([2] * 32))
     committed = Slot(5, statement=Commitment(0, Digest(bytes(32))))
-    stated = Slot(5, statement=Word(0, 1, Digest(bytes(32)), Digest(b"p" * 32)))
+    stated = Slot(5, statement=Vote(0, 1, Digest(bytes(32)), Digest(b"p" * 32)))
     for peer, validates, slot, judged in [
         (other, False, None, True),
         (other, False, committed, True),

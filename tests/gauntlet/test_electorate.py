@@ -15,8 +15,8 @@ from gauntlet.agreement import (
     mirror_order,
     mirrors,
     remembered,
-    votes,
-    word_for,
+    vote_for,
+    vote_weights,
 )
 from murmur.protocol.messages import first_link
 from murmur.protocol.types import Commitment, Peer, Slot, Uid
@@ -33,10 +33,10 @@ from tests.gauntlet.agreement_scenes import (
     C,
     D,
     X,
-    said_before,
     say,
     selected,
     validator,
+    voted_before,
 )
 from tests.gauntlet.world import COMMIT_HASH, POINTER, RUN, digest, peer_id
 
@@ -48,7 +48,7 @@ def test_who_counts_is_who_spoke_lately():
         return set(electorate(RUN, round, peers))
 
     oldest, too_old = late - SEAT_ROUNDS, late - SEAT_ROUNDS - 1
-    speaks = {said: validator(said, 1, said_before(said)) for said in (too_old, oldest, late - 1)}
+    speaks = {said: validator(said, 1, voted_before(said)) for said in (too_old, oldest, late - 1)}
     assert counts(*speaks.values()) == {speaks[oldest].id, speaks[late - 1].id}
     # When nobody has spoken for so long, whoever ever did; before anybody could, whoever has announced itself.
     here = validator(1, 1, ANNOUNCED)
@@ -64,8 +64,8 @@ def test_who_counts_is_who_spoke_lately():
         None,
         Commitment(0, digest("a miner with a permit")),
         abstention(1),
-        word_for(0, [], (NOTHING, first_link(digest("another run")))),
-        word_for(0, [Uid(0)], OURS),
+        vote_for(0, [], (NOTHING, first_link(digest("another run")))),
+        vote_for(0, [Uid(0)], OURS),
     ],
 )
 def test_a_permit_and_a_pointer_are_no_seat_for_whoever_has_not_announced_itself(said):
@@ -80,12 +80,12 @@ def test_a_permit_and_a_pointer_are_no_seat_for_whoever_has_not_announced_itself
 
 
 def test_an_owner_that_has_spoken_as_a_validator_counts_like_any():
-    owner = Peer(RUN.first.owner_id, Uid(0), 5, True, slot=replace(said_before(), amendment=RUN.id))
+    owner = Peer(RUN.first.owner_id, Uid(0), 5, True, slot=replace(voted_before(), amendment=RUN.id))
     assert electorate(RUN, ROUND, [owner, A]) == {owner.id: 5, A.id: A.stake}
 
 
-def test_an_announcement_that_comes_after_block_d_of_round_0_is_a_word_for_round_0():
-    early, late = (Slot(CLOCK.commit_by(0) + more, POINTER, abstention(0)) for more in (0, 1))
+def test_an_announcement_that_comes_after_block_d_of_round_0_is_a_vote_for_round_0():
+    early, late = (Slot(CLOCK.commit_deadline(0) + more, POINTER, abstention(0)) for more in (0, 1))
     one, other = validator(1, 1, early), validator(2, 1, late)
     assert electorate(RUN, 0, [one, other]).keys() == {one.id}
     assert electorate(RUN, SEAT_ROUNDS - 1, [one, other]).keys() == {one.id, other.id}
@@ -93,25 +93,25 @@ def test_an_announcement_that_comes_after_block_d_of_round_0_is_a_word_for_round
 
 
 def test_at_the_start_of_a_run_the_first_to_speak_is_not_the_only_one_to_count():
-    quiet, first = validator(1, 10**15, ANNOUNCED), validator(2, 1, said_before(0))
+    quiet, first = validator(1, 10**15, ANNOUNCED), validator(2, 1, voted_before(0))
     for round in range(1, SEAT_ROUNDS):
         assert set(electorate(RUN, round, [quiet, first])) == {quiet.id, first.id}
     assert set(electorate(RUN, SEAT_ROUNDS, [quiet, first])) == {first.id}
 
 
-def test_a_word_for_a_round_that_had_not_come_gives_no_seat():
-    early = validator(1, 1, Slot(CLOCK.start(3), POINTER, word_for(ROUND - 1, (), OURS)))
-    future = validator(2, 1, Slot(D - 1, POINTER, word_for(ROUND, (), OURS)))
+def test_a_vote_for_a_round_that_had_not_come_gives_no_seat():
+    early = validator(1, 1, Slot(CLOCK.start(3), POINTER, vote_for(ROUND - 1, (), OURS)))
+    future = validator(2, 1, Slot(D - 1, POINTER, vote_for(ROUND, (), OURS)))
     assert set(electorate(RUN, ROUND, [early, future, A])) == {A.id}
 
 
-def test_a_pointer_rewritten_with_the_old_word_keeps_the_seat():
-    moved_on = validator(1, 1, Slot(D - 1, POINTER, word_for(ROUND - 1, (), OURS)))
+def test_a_pointer_rewritten_with_the_old_vote_keeps_the_seat():
+    moved_on = validator(1, 1, Slot(D - 1, POINTER, vote_for(ROUND - 1, (), OURS)))
     assert set(electorate(RUN, ROUND, [moved_on])) == {moved_on.id}
 
 
 def test_who_abstains_keeps_its_seat():
-    away = validator(1, 5, Slot(CLOCK.words_by(ROUND - 1), POINTER, abstention(ROUND - 1)))
+    away = validator(1, 5, Slot(CLOCK.vote_deadline(ROUND - 1), POINTER, abstention(ROUND - 1)))
     assert electorate(RUN, ROUND, [away, A]) == {away.id: 5, A.id: 1}
 
 
@@ -119,21 +119,21 @@ def test_who_speaks_for_the_first_time_counts_from_the_next_round_on():
     newcomer = validator(4, 10**9, Slot(7, POINTER))
     posts = [say(newcomer, D + 1, 3), say(A, D + 1, 0), say(B, D + 1, 0)]
     assert selected(*posts, validators=[*EQUAL, newcomer]) == {0}
-    spoke = replace(newcomer, slot=said_before(ROUND))
+    spoke = replace(newcomer, slot=voted_before(ROUND))
     assert electorate(RUN, ROUND + 1, [spoke, A]).keys() == {spoke.id, A.id}
 
 
 def test_stake_counts_and_heads_where_nobody_has_any():
-    assert votes(RUN, ROUND, [A, validator(7, 5)]) == {A.id: 1, peer_id(107): 5}
+    assert vote_weights(RUN, ROUND, [A, validator(7, 5)]) == {A.id: 1, peer_id(107): 5}
     nobody = [replace(peer, stake=0) for peer in (A, B)]
     assert electorate(RUN, ROUND, nobody) == {A.id: 0, B.id: 0}
-    assert votes(RUN, ROUND, nobody) == {A.id: 1, B.id: 1}
-    assert votes(RUN, ROUND, [*nobody, C]) == {A.id: 0, B.id: 0, C.id: 1}
+    assert vote_weights(RUN, ROUND, nobody) == {A.id: 1, B.id: 1}
+    assert vote_weights(RUN, ROUND, [*nobody, C]) == {A.id: 0, B.id: 0, C.id: 1}
 
 
 def test_whoever_spoke_in_the_last_64_rounds_is_remembered():
     late = 100
-    last, gone = (validator(number, 1, said_before(late - MEMORY_ROUNDS - number)) for number in (0, 1))
+    last, gone = (validator(number, 1, voted_before(late - MEMORY_ROUNDS - number)) for number in (0, 1))
     assert remembered(RUN, late, [last, gone, replace(last, id=peer_id(7), validates=False)]) == {last.id: 1}
     assert remembered(RUN, late, [gone]) == {}
     assert remembered(RUN, MEMORY_ROUNDS - 1, [validator(1, 1, ANNOUNCED)]).keys() == {A.id}
@@ -141,21 +141,21 @@ def test_whoever_spoke_in_the_last_64_rounds_is_remembered():
 
 def test_the_last_block_in_which_a_validator_or_who_has_spoken_wrote():
     assert last_wrote(MINERS) == 0
-    here = [validator(1, 1, said_before(3)), validator(2, 1, said_before(9))]
+    here = [validator(1, 1, voted_before(3)), validator(2, 1, voted_before(9))]
     newest = max(peer.slot.block for peer in here if peer.slot is not None)
     assert newest > 0
     assert last_wrote([*here, *MINERS]) == newest, "miners commit in every round"
     assert last_wrote([replace(peer, validates=False) for peer in here]) == newest, "it had its permit then"
     slot = Slot(newest + 5, None, None)
-    assert last_wrote([*here, replace(here[0], slot=slot)]) == newest + 5, "a word may have stood there before"
+    assert last_wrote([*here, replace(here[0], slot=slot)]) == newest + 5, "a vote may have stood there before"
 
 
 def test_who_is_asked_for_copies_is_who_counts_the_most_stake_first():
     one, two, three = validator(1, 60), validator(2, 30), validator(3, 10)
     owner = Peer(RUN.first.owner_id, Uid(0), 10**16, True, slot=Slot(7, POINTER, amendment=RUN.id))
-    newcomer = validator(4, 99, Slot(X - 9, POINTER, word_for(ROUND, (), OURS)))
-    away = validator(5, 77, said_before(ROUND - SEAT_ROUNDS))
-    silent = validator(6, 88, said_before(ROUND - SEAT_ROUNDS - 1))
+    newcomer = validator(4, 99, Slot(X - 9, POINTER, vote_for(ROUND, (), OURS)))
+    away = validator(5, 77, voted_before(ROUND - SEAT_ROUNDS))
+    silent = validator(6, 88, voted_before(ROUND - SEAT_ROUNDS - 1))
     peers = [owner, three, two, away, newcomer, one, silent]
     assert mirrors(RUN, X, peers) == (newcomer.id, away.id, one.id, two.id, three.id)
     assert mirrors(RUN, D, [owner, silent]) == (silent.id,)
@@ -163,7 +163,7 @@ def test_who_is_asked_for_copies_is_who_counts_the_most_stake_first():
 
 
 def test_each_payload_is_copied_by_two_that_count_drawn_for_it_alone():
-    away = validator(9, 10**9, said_before(ROUND - SEAT_ROUNDS - 1))
+    away = validator(9, 10**9, voted_before(ROUND - SEAT_ROUNDS - 1))
     named_ones = [peer_id(number) for number in range(40)]
     order = mirror_order(RUN, ROUND, COMMIT_HASH, [*EQUAL, away, *MINERS], named_ones)
     assert list(order) == named_ones

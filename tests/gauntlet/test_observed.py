@@ -92,7 +92,7 @@ def test_hotkeys_of_good_standing_cannot_be_silent_for_ever() -> None:
 def test_late_is_who_begins_in_the_second_half_of_the_reveal_window_or_ends_a_window_after_it(
     began: int, ended: int
 ) -> None:
-    opened, closed = CLOCK.commit_by(7), CLOCK.reveal_by(7)
+    opened, closed = CLOCK.commit_deadline(7), CLOCK.reveal_deadline(7)
     half, window = (closed - opened) / 2, closed - opened
     late = Looked(opened + began, closed + ended).is_late(CLOCK, 7)
     assert late == (began > half or ended > window)

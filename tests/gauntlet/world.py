@@ -126,7 +126,7 @@ class Miner:
 
     def peer(self, commitment: Digest | None, block: int | None = None) -> Peer:
         statement = None if commitment is None else Commitment(self.round, commitment)
-        at = CLOCK.commit_by(self.round) - 1 if block is None else block
+        at = CLOCK.commit_deadline(self.round) - 1 if block is None else block
         return Peer(self.id, Uid(self.number), 0, False, slot=Slot(at, POINTER, statement))
 
     def gathered(self, sealed: Sealed | None = None, **changes) -> Gathered:

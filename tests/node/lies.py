@@ -1,4 +1,4 @@
-"""Validators that say what is not so, and what stands on chain of anybody's words."""
+"""Validators that say what is not so, and what stands on chain of anybody's votes."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -7,41 +7,40 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gauntlet.agreement import Pair
 from murmur.node.state.saved import Consensus, Snapshot
 from murmur.protocol import keys
 from murmur.protocol.messages import ENVELOPE_BYTES, encode_selection, link_of
-from murmur.protocol.types import Digest, PeerId, Selection, Word
-from murmur.rounds.words import Words
+from murmur.protocol.types import Digest, PeerId, Selection, StateRef, Vote
+from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
 from murmur.training.replica import Replica, genesis_theta, parse_outer
 from sparseloco.digest import theta_digest
 from tests.network import FakeNetwork, saved_state
 
 
-def liar() -> type[Words]:
-    """Names pairs that nobody can follow, another one in every round; each class of its own."""
+def liar() -> type[Votes]:
+    """Names states that nobody can follow, another one in every round; each class of its own."""
 
-    class Liar(Words):
-        def send(self, round: int, word: Word) -> int | None:
+    class Liar(Votes):
+        def send(self, round: int, vote: Vote) -> int | None:
             nothing = Digest(f"{id(type(self))} {round}".encode().ljust(32)[:32])
-            return super().send(round, replace(word, theta=nothing, previous=nothing))
+            return super().send(round, replace(vote, theta=nothing, previous=nothing))
 
     return Liar
 
 
-class Forger(Words):
-    """Names `pair` once there is one."""
+class Forger(Votes):
+    """Names `state` once there is one."""
 
-    pair: ClassVar[Pair | None] = None
+    state_ref: ClassVar[StateRef | None] = None
     selects: ClassVar[bool] = True
     """Whether it names anybody with that."""
 
-    def send(self, round: int, word: Word) -> int | None:
-        if self.pair is not None:
-            word = replace(word, theta=self.pair[0], previous=self.pair[1])
-            word = word if self.selects else replace(word, bitmap=0)
-        return super().send(round, word)
+    def send(self, round: int, vote: Vote) -> int | None:
+        if self.state_ref is not None:
+            vote = replace(vote, theta=self.state_ref.theta, previous=self.state_ref.link)
+            vote = vote if self.selects else replace(vote, bitmap=0)
+        return super().send(round, vote)
 
 
 @pytest.fixture
@@ -49,15 +48,15 @@ def forger() -> type[Forger]:
     return type("OneForger", (Forger,), {})
 
 
-def forge(network: FakeNetwork, on: str, round: int | None = None) -> Pair:
-    """The pair after an invented selection of that round (default: the one it stands at) on top of what this node
+def forge(network: FakeNetwork, on: str, round: int | None = None) -> StateRef:
+    """The state after an invented selection of that round (default: the one it stands at) on top of what this node
     holds. Everybody can follow it: the liar's bucket has the selection, and its only payload, which is garbage."""
     held = network[on].node.state
     round = held.saved.round if round is None else round
     garbage = b"g" * network.spec.object_bytes
     envelope = Digest(sha256(garbage[:ENVELOPE_BYTES]).digest())
     pairs = ((network["liar"].peer, envelope),)
-    invented = Selection(round, *held.claim, network.run.head_at(round), pairs)
+    invented = Selection(round, *held.ref, network.run.head_at(round), pairs)
     other = Replica(network.spec, genesis_theta(network.spec.model, 1))
     other.load_consensus(held.replica.consensus_state())
     outer = network.run.spec_at(round).outer
@@ -65,7 +64,7 @@ def forge(network: FakeNetwork, on: str, round: int | None = None) -> Pair:
     bucket = network.store.bucket("liar")
     bucket.put(keys.payload(network.run.id, round), garbage, timeout_seconds=1)
     bucket.put(keys.selection(network.run.id, link_of(invented)), encode_selection(invented), timeout_seconds=1)
-    return other.digest(), link_of(invented)
+    return StateRef(other.digest(), link_of(invented))
 
 
 def wipe(network: FakeNetwork, *names: str) -> None:
@@ -86,28 +85,28 @@ def spoil(network: FakeNetwork, name: str) -> None:
     store.close()
 
 
-def word_of(network: FakeNetwork, name: str) -> Word:
-    """This validator's word that stands on chain."""
-    (word,) = _words(network, network[name].peer, network.world.final)
-    return word
+def vote_of(network: FakeNetwork, name: str) -> Vote:
+    """This validator's vote that stands on chain."""
+    (vote,) = _votes(network, network[name].peer, network.world.final)
+    return vote
 
 
-def words_of(network: FakeNetwork, name: str) -> list[Word]:
-    """Every word that this validator ever said."""
-    found: list[Word] = []
+def votes_of(network: FakeNetwork, name: str) -> list[Vote]:
+    """Every vote that this validator ever said."""
+    found: list[Vote] = []
     for block in range(network.world.final + 1):
-        found += [word for word in _words(network, network[name].peer, block) if word not in found[-1:]]
+        found += [vote for vote in _votes(network, network[name].peer, block) if vote not in found[-1:]]
     return found
 
 
-def _words(network: FakeNetwork, peer: PeerId, block: int) -> list[Word]:
+def _votes(network: FakeNetwork, peer: PeerId, block: int) -> list[Vote]:
     slots = [each.slot for each in network.world.state(block, archive=True).peers if each.id == peer]
-    return [slot.statement for slot in slots if slot is not None and isinstance(slot.statement, Word)]
+    return [slot.statement for slot in slots if slot is not None and isinstance(slot.statement, Vote)]
 
 
-def pairs_of(network: FakeNetwork, name: str) -> set[Pair]:
+def refs_of(network: FakeNetwork, name: str) -> set[StateRef]:
     """All that this validator ever named."""
-    return {word.pair for word in words_of(network, name) if word.pair is not None}
+    return {vote.state_ref for vote in votes_of(network, name) if vote.state_ref is not None}
 
 
 def returns(network: FakeNetwork, name: str) -> list[dict[str, Any]]:

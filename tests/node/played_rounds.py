@@ -127,7 +127,7 @@ def play(held: NodeState, until: int = ROUNDS) -> None:
         lay_out(held, number)
         agreed = network()[1][number]
         if number in VOID:
-            decision: Any = SimpleNamespace(pair=None, selection=None, link=held.saved.link)
+            decision: Any = SimpleNamespace(state_ref=None, selection=None, link=held.saved.link)
         else:
             decision = SimpleNamespace(selection=object(), link=agreed.link(number))
         held.apply(number, spec_at(number), decision, list(agreed.opened))

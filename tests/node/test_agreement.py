@@ -1,4 +1,4 @@
-"""Reading a round's words, and where the run stands, from states of the chain alone: the same as of who saw it all."""
+"""Reading a round's votes, and where the run stands, from states of the chain alone: the same as of who saw it all."""
 
 from dataclasses import replace
 from random import Random
@@ -8,7 +8,6 @@ import pytest
 from gauntlet.agreement import (
     MEMORY_ROUNDS,
     Log,
-    Pair,
     Post,
     Tip,
     abstention,
@@ -18,20 +17,20 @@ from gauntlet.agreement import (
     posts_in,
     remembered,
     start,
-    word_for,
+    vote_for,
 )
 from murmur.node.chain.agreement import Agreement
 from murmur.protocol.errors import STATE_PRUNED, ChainError
 from murmur.protocol.messages import encode_slot, first_link, link_of
 from murmur.protocol.run import Amendment, Run
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Uid, Word
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, StateRef, Uid, Vote
 from tests.fakes.chain import FakeChain, FakeWorld
 from tests.gauntlet.world import digest
 from tests.specs import toy_spec
 
 RUN = Run(toy_spec())
 CLOCK = RUN.clock
-PAIR = (digest("theta"), first_link(RUN.id))
+STATE_REF = StateRef(digest("theta"), first_link(RUN.id))
 POINTER = Pointer("https://store.example", "bucket", "key", "secret")
 
 
@@ -62,7 +61,7 @@ def make_world(*validators: str, **options: int) -> FakeWorld:
     return world
 
 
-def post(world: FakeWorld, name: str, statement: Word | Commitment | None) -> None:
+def post(world: FakeWorld, name: str, statement: Vote | Commitment | None) -> None:
     """In the block that is made next."""
     world.publish(hotkey(name), encode_slot(POINTER, statement))
 
@@ -72,16 +71,18 @@ def go_to(world: FakeWorld, block: int) -> None:
     world.step(block - world.final)
 
 
-def say(world: FakeWorld, name: str, block: int, *uids: int, round: int = 0, pair: Pair | None = PAIR) -> None:
+def say(
+    world: FakeWorld, name: str, block: int, *uids: int, round: int = 0, state_ref: StateRef | None = STATE_REF
+) -> None:
     """`name` names these from `block` on."""
     go_to(world, block - 1)
-    post(world, name, abstention(round) if pair is None else word_for(round, list(map(Uid, uids)), pair))
+    post(world, name, abstention(round) if state_ref is None else vote_for(round, list(map(Uid, uids)), state_ref))
 
 
 def recorded(world: FakeWorld, round: int, until: int) -> tuple[Post, ...]:
-    """The words of those that count, by one who looked at every block, and believes only what stands in the block that
+    """The votes of those that count, by one who looked at every block, and believes only what stands in the block that
     wrote it."""
-    chain, first = FakeChain(world, hotkey("recorder")), CLOCK.commit_by(round)
+    chain, first = FakeChain(world, hotkey("recorder")), CLOCK.commit_deadline(round)
     commit = chain.peers(first)
     counted = {*electorate(RUN, round, commit), *remembered(RUN, round, commit)}
     blocks = range(first + 1, until + 1)
@@ -91,18 +92,18 @@ def recorded(world: FakeWorld, round: int, until: int) -> tuple[Post, ...]:
 
 # --- a round's words -----------------------------------------------------------------------------------------
 
-D, X = CLOCK.commit_by(0), CLOCK.words_by(0)
+D, X = CLOCK.commit_deadline(0), CLOCK.vote_deadline(0)
 
 
-def test_a_word_that_was_written_over_is_read_from_the_state_before() -> None:
+def test_a_vote_that_was_written_over_is_read_from_the_state_before() -> None:
     world = make_world("one", "two")
     say(world, "one", D + 2, 0)
     say(world, "two", D + 3, 0)
     say(world, "one", D + 7, 1)
-    say(world, "one", D + 9, 0, pair=None)
+    say(world, "one", D + 9, 0, state_ref=None)
     go_to(world, X)
     log = Agreement(CountedChain(world)).log(RUN, 0, X)
-    assert [(one.block, one.peer == hotkey("one"), one.word.bitmap) for one in log.posts] == [
+    assert [(one.block, one.peer == hotkey("one"), one.vote.bitmap) for one in log.posts] == [
         (D + 2, True, 1),
         (D + 3, False, 1),
         (D + 7, True, 2),
@@ -117,8 +118,8 @@ def test_two_states_are_read_for_every_block_in_which_one_that_counts_wrote_and_
     world.register(hotkey("stranger"), stake=10**9, validates=True)
     for block in (D + 2, D + 5, D + 9):
         say(world, "one", block, 0)
-        post(world, "two", word_for(0, [Uid(0)], PAIR))
-        post(world, "stranger", word_for(0, [Uid(0)], PAIR))
+        post(world, "two", vote_for(0, [Uid(0)], STATE_REF))
+        post(world, "stranger", vote_for(0, [Uid(0)], STATE_REF))
     say(world, "stranger", D + 12, 0)
     go_to(world, X)
     chain = CountedChain(world)
@@ -153,22 +154,22 @@ def test_walking_back_over_overwritten_slots_gives_the_log_of_who_recorded_every
         names = [f"validator {number}" for number in range(random.randint(1, 5))]
         world = make_world(*names)
         round = random.choice([0, 1, 5])
-        first, last = CLOCK.commit_by(round), CLOCK.words_by(round)
+        first, last = CLOCK.commit_deadline(round), CLOCK.vote_deadline(round)
         if round:
-            go_to(world, CLOCK.commit_by(round - 1) + 2)
+            go_to(world, CLOCK.commit_deadline(round - 1) + 2)
             for name in names:
                 if random.random() < 0.8:
-                    post(world, name, random.choice([abstention(round - 1), word_for(round - 1, [], PAIR)]))
+                    post(world, name, random.choice([abstention(round - 1), vote_for(round - 1, [], STATE_REF)]))
         go_to(world, first)
         on_the_way = Agreement(FakeChain(world, hotkey("reader")))
         while world.final < last + random.choice([0, 3]):
             for name in names:
                 if random.random() < 0.15:
-                    pair = random.choice([PAIR, PAIR, (digest("another"), PAIR[1])])
-                    words = [word_for(round, [Uid(random.randint(0, 9))], pair), abstention(round)]
-                    odd = [Commitment(round, digest("x")), word_for(round + 1, [], PAIR), None]
+                    state_ref = random.choice([STATE_REF, STATE_REF, StateRef(digest("another"), STATE_REF.link)])
+                    votes = [vote_for(round, [Uid(random.randint(0, 9))], state_ref), abstention(round)]
+                    odd = [Commitment(round, digest("x")), vote_for(round + 1, [], STATE_REF), None]
                     try:
-                        post(world, name, random.choice([*words * 3, *odd]))
+                        post(world, name, random.choice([*votes * 3, *odd]))
                     except ChainError:
                         continue  # not registered any more
             if random.random() < 0.03:
@@ -192,8 +193,8 @@ def test_walking_back_over_overwritten_slots_gives_the_log_of_who_recorded_every
     assert min(posts - over, over, gone) > 40
 
 
-def test_a_word_of_who_lost_its_place_on_the_subnet_in_the_round_stays() -> None:
-    """A validator says its word, and hands its uid to another hotkey before X. Who reads at X has to read what those
+def test_a_vote_of_who_lost_its_place_on_the_subnet_in_the_round_stays() -> None:
+    """A validator says its vote, and hands its uid to another hotkey before X. Who reads at X has to read what those
     read who were quicker: else they would go on from two selections."""
     world = make_world("one", "two", "three")
     say(world, "two", D + 2, 0)
@@ -253,7 +254,7 @@ def test_before_anybody_has_spoken_a_run_stands_at_its_beginning() -> None:
     world = make_world("one")
     agreement = Agreement(FakeChain(world, hotkey("reader")))
     assert agreement.tip(RUN) == start(RUN)
-    go_to(world, CLOCK.words_by(2))
+    go_to(world, CLOCK.vote_deadline(2))
     assert agreement.tip(RUN) == Tip(3, first_link(RUN.id))
 
 
@@ -262,25 +263,25 @@ def play(world: FakeWorld, random: Random, names: list[str], rounds: int) -> lis
     tip, tips, away = start(RUN), [], dict.fromkeys(names, 0)
     links = [tip.link]
     for round in range(rounds):
-        go_to(world, CLOCK.commit_by(round) - 1)
+        go_to(world, CLOCK.commit_deadline(round) - 1)
         if random.random() < 0.8:
             post(world, "miner", Commitment(round, digest(f"envelope {round}")))
-        go_to(world, CLOCK.commit_by(round) + 1)
+        go_to(world, CLOCK.commit_deadline(round) + 1)
         for name in names:
             if random.random() < 0.15:
                 away[name] = round + random.choice([1, 2, 6])
         for _ in range(3):
             for name in names:
                 if away[name] <= round and random.random() < 0.6:
-                    pair = tip.theta or digest(f"after {tip.link.hex()}"), tip.link
+                    state_ref = StateRef(tip.theta or digest(f"after {tip.link.hex()}"), tip.link)
                     lie = random.choice([(digest("lie"), tip.link), (digest("lie"), random.choice(links)), None])
-                    pair = pair if random.random() < 0.8 else lie
-                    post(world, name, abstention(round) if pair is None else word_for(round, [Uid(0)], pair))
+                    state_ref = state_ref if random.random() < 0.8 else lie
+                    post(world, name, abstention(round) if state_ref is None else vote_for(round, [Uid(0)], state_ref))
             world.step(2)
-        go_to(world, CLOCK.words_by(round))
+        go_to(world, CLOCK.vote_deadline(round))
         chain = FakeChain(world, hotkey("recorder"))
-        at_commit, last = chain.peers(CLOCK.commit_by(round)), CLOCK.words_by(round)
-        log = Log(at_commit, chain.header(CLOCK.commit_by(round)).hash, recorded(world, round, last))
+        at_commit, last = chain.peers(CLOCK.commit_deadline(round)), CLOCK.vote_deadline(round)
+        log = Log(at_commit, chain.header(CLOCK.commit_deadline(round)).hash, recorded(world, round, last))
         tip = moved(tip, round, outcome(RUN, round, log, last))
         tips.append(tip)
         links.append(tip.link)
@@ -308,12 +309,12 @@ def goes_on(world: FakeWorld, rounds: int, *names: str) -> Tip:
     """Rounds in which these all say the same; where the run stands then, by who followed it."""
     tip = start(RUN)
     for round in range(rounds):
-        go_to(world, CLOCK.commit_by(round) - 1)
+        go_to(world, CLOCK.commit_deadline(round) - 1)
         post(world, "miner", Commitment(round, digest(f"envelope {round}")))
-        go_to(world, CLOCK.commit_by(round) + 1)
+        go_to(world, CLOCK.commit_deadline(round) + 1)
         for name in names:
-            post(world, name, word_for(round, [Uid(0)], (digest(f"theta {round}"), tip.link)))
-        go_to(world, CLOCK.words_by(round))
+            post(world, name, vote_for(round, [Uid(0)], (digest(f"theta {round}"), tip.link)))
+        go_to(world, CLOCK.vote_deadline(round))
         tip = Agreement(FakeChain(world, hotkey("follower"))).tip(RUN, tip)
         assert (tip.round, tip.theta) == (round + 1, None)
     return tip
@@ -325,7 +326,7 @@ def test_a_joiner_reads_the_newest_round_and_no_more_where_that_settles_it() -> 
     chain = CountedChain(world)
     agreement = Agreement(chain)
     assert agreement.tip(RUN) == tip
-    assert min(chain.read) == CLOCK.commit_by(5)
+    assert min(chain.read) == CLOCK.commit_deadline(5)
     assert list(agreement.selections) == [tip.link]
 
 
@@ -333,7 +334,7 @@ def test_a_run_in_which_nobody_has_spoken_for_long_stands_where_it_stood() -> No
     """However long, and whether or not those that spoke are validators yet."""
     world = make_world("one")
     tip = goes_on(world, MEMORY_ROUNDS + 3, "one")
-    go_to(world, CLOCK.words_by(tip.round + MEMORY_ROUNDS + 5))
+    go_to(world, CLOCK.vote_deadline(tip.round + MEMORY_ROUNDS + 5))
     for _ in range(2):
         joiner = Agreement(FakeChain(world, hotkey("joiner")))
         assert joiner.tip(RUN) == replace(tip, round=tip.round + MEMORY_ROUNDS + 6)
@@ -353,7 +354,7 @@ def test_what_was_known_does_not_count_where_the_owner_has_voided_a_round_before
         previous=RUN.id.hex(),
         from_round=3,
         void_round=strong,
-        void_from_block=CLOCK.words_by(3),
+        void_from_block=CLOCK.vote_deadline(3),
     )
     run = RUN.amended([void])
     found = Agreement(reader).tip(run, known)

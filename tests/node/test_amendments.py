@@ -153,7 +153,7 @@ def test_a_chain_that_does_not_answer_lets_nothing_in(owned: Owned) -> None:
 
 def test_a_void_is_known_a_round_before_it_holds(owned: Owned) -> None:
     """Nodes that looked on either side of it used to part."""
-    owned.until(owned.clock.words_by(9))
+    owned.until(owned.clock.vote_deadline(9))
     owned.publish(owned.run, from_round=1, void_round=9, void_from_block=0)
     owned.until(owned.clock.start(11))
     assert not owned.look().voided(9, owned.world.final)

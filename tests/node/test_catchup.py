@@ -13,7 +13,7 @@ from murmur.node.sync.checkpoints import Checkpoint, Shown, encode_shown, parse_
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError, InvalidMessage, StorageError
 from murmur.protocol.messages import encode_document, encode_selection, encode_slot
-from murmur.protocol.types import Commitment, Digest, Selection, Word
+from murmur.protocol.types import Commitment, Digest, Selection, Vote
 from murmur.training import checkpoint
 from murmur.training.replica import Replica, genesis_theta
 from storage.realtime import REAL
@@ -26,7 +26,7 @@ from tests.small_run import OWNER
 Networks = Callable[..., FakeNetwork]
 
 FORGER = {"validator": 100, "forger": 200}
-"""Joiners ask the validator with most stake first; this one never says a true word and does not take part."""
+"""Joiners ask the validator with most stake first; this one never says a true vote and does not take part."""
 
 
 def run_four_rounds(networks: Networks, **options: object) -> FakeNetwork:
@@ -84,16 +84,16 @@ def silence(network: FakeNetwork) -> None:
     say(network, Commitment(2**31, Digest(bytes(32))))
 
 
-def speak(network: FakeNetwork) -> None:
+def cast(network: FakeNetwork) -> None:
     """The forgers count from now on, so that joiners ask them."""
-    say(network, Word(3, 0, Digest(b"f" * 32), Digest(b"f" * 32)))
+    say(network, Vote(3, 0, Digest(b"f" * 32), Digest(b"f" * 32)))
     network.world.step(1)
     peers = network.world.state(network.world.final).peers
     forgers = {member.peer for name, member in network.members.items() if name.startswith("forger")}
     assert forgers < set(mirrors(network.run, network.world.final, peers))
 
 
-def say(network: FakeNetwork, statement: Word | Commitment) -> None:
+def say(network: FakeNetwork, statement: Vote | Commitment) -> None:
     for name, member in network.members.items():
         if name.startswith("forger"):
             network.world.publish(member.peer, encode_slot(network.store.pointer(name), statement))
@@ -133,7 +133,7 @@ def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_i
     state, files = put_up(network, "forger", 7)
     true, nowhere = network["miner-1"].node.state.saved.link, Digest(bytes(32))
     show(network, "forger", Checkpoint(6, true, state, files), Checkpoint(2, nowhere, state, files))
-    speak(network)
+    cast(network)
     assert join(network).startswith("the checkpoint of round")
 
 
@@ -143,7 +143,7 @@ def test_whoever_shows_a_checkpoint_does_not_say_of_which_round_it_is(networks: 
     network = run_four_rounds(networks, validators=FORGER)
     true = shown(network, "validator").checkpoints
     show(network, "forger", *(replace(entry, round=10**6) for entry in true))
-    speak(network)
+    cast(network)
     assert join(network) in {f"the checkpoint of round {round}" for round in range(1, 6)}
     assert network["miner-2"].node.state.saved.consensus.snapshot.round <= 5
 
@@ -174,7 +174,7 @@ def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> Non
         with pytest.raises(InvalidMessage):
             parse_shown(document, network.run.id, network[name].peer, fake_verify)
         network.store.bucket(name).put(keys.checkpoints(network.run.id), document, timeout_seconds=1)
-    speak(network)
+    cast(network)
     network.start("miner-2")
     network.run_until(5)
     network.assert_agreement()
@@ -186,11 +186,11 @@ def test_a_forged_selection_is_refused_and_the_true_one_of_the_next_validator_is
     forger = network.store.bucket("forger")
     kept = selections(network, "validator")
     assert kept
-    pair = (network["miner-1"].peer, Digest(bytes(32)))
+    state_ref = (network["miner-1"].peer, Digest(bytes(32)))
     for key in kept:
-        lie = encode_selection(Selection(3, Digest(bytes(32)), Digest(bytes(32)), network.run.id, (pair,)))
+        lie = encode_selection(Selection(3, Digest(bytes(32)), Digest(bytes(32)), network.run.id, (state_ref,)))
         forger.put(key, lie, timeout_seconds=1)
-    speak(network)
+    cast(network)
     assert join(network).startswith("the checkpoint of round")
 
 

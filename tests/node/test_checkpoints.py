@@ -30,7 +30,7 @@ from murmur.rounds.retention import Retention
 from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
 from tests.network import FakeNetwork, with_parts
-from tests.node.test_catchup import hide_checkpoints, put_up, show, shown, silence, speak
+from tests.node.test_catchup import cast, hide_checkpoints, put_up, show, shown, silence
 
 Networks = Callable[..., FakeNetwork]
 DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
@@ -139,8 +139,8 @@ def test_a_bucket_that_goes_on_refusing_is_told_of_less_and_less_often() -> None
     checkpoints._beside(lambda: None)
     checkpoints._beside(fail)
     logger.remove(sink)
-    words = [line.partition("tried ")[2].partition(", and again")[0] for line in told]
-    assert words == ["once", "2 times", "4 times", "8 times", "16 times", "", "once"]
+    votes = [line.partition("tried ")[2].partition(", and again")[0] for line in told]
+    assert votes == ["once", "2 times", "4 times", "8 times", "16 times", "", "once"]
     assert "published again, after 20 tries" in told[5]
 
 
@@ -291,7 +291,7 @@ def test_no_model_is_downloaded_that_more_counted_stake_contradicts(networks: Ne
     for number, forger in enumerate(("forger-1", "forger-2")):
         state, files = put_up(network, forger, number)
         show(network, forger, *(Checkpoint(5 - place, link, state, files) for place, link in enumerate(links[:3])))
-    speak(network)
+    cast(network)
     network.start("miner-2")
     network.run_until(6)
     joined = network["miner-2"].events("caught_up")[-1]
@@ -329,7 +329,7 @@ def test_validators_that_stall_cost_a_joiner_one_deadline_together(
             inside -= 1
 
     monkeypatch.setattr(FakeBucket, "_stall", counted)
-    speak(network)
+    cast(network)
     network.start("miner-2")
     network.run_until(5, "miner-2")
     assert network["miner-2"].events("caught_up")

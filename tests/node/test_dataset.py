@@ -56,8 +56,8 @@ class Network:
         for signer, stake in ((OWNER, 0), (HOLDER, 1), (READER, 0)):
             self.world.register(signer.peer, stake=stake, validates=stake > 0)
         self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None))
-        word = abstention(0)
-        self.world.publish(HOLDER.peer, encode_slot(self.store.pointer("holder"), word))
+        vote = abstention(0)
+        self.world.publish(HOLDER.peer, encode_slot(self.store.pointer("holder"), vote))
         self.world.step(1)
         self.put("owner")
         self.store.bucket("holder")

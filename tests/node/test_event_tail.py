@@ -94,12 +94,12 @@ def test_a_stop_on_request_is_told_and_is_no_fault(
 def test_status_says_that_a_node_was_stopped(
     home: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["status", "--home", str(home(stood(1), stopped(None)))]
-    assert main(words) == 0
+    votes = ["status", "--home", str(home(stood(1), stopped(None)))]
+    assert main(votes) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[1].startswith("  round 2, stopped on request ")
     assert told[-1] == "  nothing is wrong"
-    assert main([*words, "--check"]) == 1
+    assert main([*votes, "--check"]) == 1
     assert capsys.readouterr().out == "it was stopped on request\n"
 
 
@@ -111,14 +111,14 @@ def test_only_the_end_of_a_long_history_is_read(home: Callable[..., Path]) -> No
 def test_status_prints_it_and_its_exit_status_is_a_health_check(
     home: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["status", "--home", str(tmp_path)]
+    votes = ["status", "--home", str(tmp_path)]
     events = Events(tmp_path / "events.jsonl", "w/default")
     for round in (7, 8):
         fields = {name: value for name, value in stood(round).items() if name not in ("event", "round")}
         events.emit("round_outcome", round, **fields)
-    assert main([*words, "--check"]) == 0
+    assert main([*votes, "--check"]) == 0
     assert capsys.readouterr().out == ""
-    assert main(words) == 0
+    assert main(votes) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"w/default in {tmp_path}, no run yet"
     assert told[1].startswith("  round 8, last sign of life ")
@@ -128,12 +128,12 @@ def test_status_prints_it_and_its_exit_status_is_a_health_check(
     )
     assert told[4:] == ["  weights are set next about block 108", "  nothing is wrong"]
     events.emit("interrupted", 8, fault="the bucket refuses (403)")
-    assert main(words) == 1
+    assert main(votes) == 1
     assert "  WRONG: round 8 broke off: the bucket refuses (403)" in capsys.readouterr().out
-    assert main([*words, "--check"]) == 0, "a round that broke off is no illness"
+    assert main([*votes, "--check"]) == 0, "a round that broke off is no illness"
     for round in range(9, 14):
         events.emit("round_outcome", round, **{**fields, "outcome": "LOW_SCORE", "pay": 0.0})
-    assert main([*words, "--check"]) == 1
+    assert main([*votes, "--check"]) == 1
     assert capsys.readouterr().out == "none of its work counted in its last 5 rounds: LOW_SCORE\n"
 
 

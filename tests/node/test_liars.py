@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from gauntlet.agreement import SEAT_ROUNDS, Pair
+from gauntlet.agreement import SEAT_ROUNDS
 from murmur.node.node import VAIN_ROUNDS
 from murmur.node.sync import catchup, selection_chain
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError, StorageError
 from murmur.protocol.messages import first_link
-from murmur.protocol.types import Digest
+from murmur.protocol.types import Digest, StateRef
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, with_parts
 from tests.node.lies import (
@@ -21,12 +21,12 @@ from tests.node.lies import (
     forge,
     liar,
     now,
-    pairs_of,
+    refs_of,
     returns,
     rounds_more,
+    vote_of,
+    votes_of,
     wipe,
-    word_of,
-    words_of,
 )
 from tests.node.test_checkpoints import NoCheckpoints
 
@@ -35,14 +35,14 @@ HONEST = ("first", "second", "third")
 
 
 def begin(network: FakeNetwork, forger: type[Forger], *names: str) -> None:
-    """Start the miners, these validators, and a liar that says the truth until `forger.pair` is set."""
+    """Start the miners, these validators, and a liar that says the truth until `forger.state` is set."""
     network.start("miner-1", "miner-2", *names)
     network.start("liar", role=with_parts(forger, NoCheckpoints))
 
 
-def named_by(network: FakeNetwork, *names: str) -> set[Pair]:
+def named_by(network: FakeNetwork, *names: str) -> set[StateRef]:
     """All that these ever named."""
-    return {pair for name in names for pair in pairs_of(network, name)}
+    return {state_ref for name in names for state_ref in refs_of(network, name)}
 
 
 @pytest.mark.parametrize("stakes", [pytest.param((140,), marks=pytest.mark.slow), (110, 110, 110)])
@@ -73,9 +73,9 @@ def test_who_can_read_a_liars_bucket_only_names_nothing(networks: Networks, forg
     begin(network, forger, *HONEST)
     network.run_until(5)
     wipe(network, "first")
-    forger.pair = forge(network, "second")
-    named = pairs_of(network, "first")
-    shown = keys.selection(network.run.id, forger.pair[1]), keys.payload(network.run.id, 5)
+    forger.state_ref = forge(network, "second")
+    named = refs_of(network, "first")
+    shown = keys.selection(network.run.id, forger.state_ref.link), keys.payload(network.run.id, 5)
 
     def cut(call: Call) -> None:
         own = call.bucket in ("first", "owner") or (call.bucket == "liar" and call.key in shown)
@@ -85,11 +85,11 @@ def test_who_can_read_a_liars_bucket_only_names_nothing(networks: Networks, forg
     network.store.before = cut
     network.start("first")
     rounds_more(network, VAIN_ROUNDS + 3)
-    assert word_of(network, "first").round >= now(network) - 1
-    assert pairs_of(network, "first") == named
+    assert vote_of(network, "first").round >= now(network) - 1
+    assert refs_of(network, "first") == named
     network.store.before = lambda call: None
     agrees_again(network, *HONEST, "miner-1")
-    assert forger.pair not in named_by(network, *HONEST)
+    assert forger.state_ref not in named_by(network, *HONEST)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_nobody_leaves_what_it_holds_for_what_a_liar_has_invented_on_top_of_it(
     network.run_until(4)
     network.kill("first", "second")
     rounds_more(network, 1)
-    forger.pair = forge(network, "third", round=now(network))
+    forger.state_ref = forge(network, "third", round=now(network))
     rounds_more(network, 2)
     network.start("first", "second")
     rounds_more(network, VAIN_ROUNDS + 1)
     network.world.archive_answers = True
     agrees_again(network, *HONEST, "miner-1")
-    assert forger.pair not in named_by(network, *HONEST)
+    assert forger.state_ref not in named_by(network, *HONEST)
 
 
 @pytest.mark.parametrize("lie", ["genesis", pytest.param("old", marks=pytest.mark.slow)])
@@ -125,20 +125,20 @@ def test_validators_that_fell_silent_in_different_rounds_go_on_from_one_state(
     network = networks(miners=2, keep_blocks=45, validators=dict.fromkeys(HONEST, 100) | {"liar": 140})
     begin(network, forger, *HONEST)
     network.wait_for(lambda: network["third"].program is not None)
-    start = network["third"].node.state.claim
+    start = network["third"].node.state.ref
     network.run_until(4, "third")
-    old = network["third"].node.state.claim
+    old = network["third"].node.state.ref
     for number, name in enumerate(HONEST):
         network.run_until(6 + 2 * number, "third")
         network.kill(name)
-    forger.pair = start if lie == "genesis" else old
+    forger.state_ref = start if lie == "genesis" else old
     rounds_more(network, SEAT_ROUNDS)
-    held = {name: network[name].node.state.claim for name in HONEST}
+    held = {name: network[name].node.state.ref for name in HONEST}
     assert len(set(held.values())) == len(HONEST)
     network.start(*HONEST)
     back = rounds_more(network, VAIN_ROUNDS + 2) - VAIN_ROUNDS - 2
     for name in HONEST:
-        assert {word.pair for word in words_of(network, name) if word.round >= back} <= {None, held[name]}
+        assert {vote.state_ref for vote in votes_of(network, name) if vote.round >= back} <= {None, held[name]}
     network.world.archive_answers = True
     agrees_again(network, *HONEST, "miner-1")
     went = {event["theta"] for name in HONEST for event in returns(network, name)}
@@ -155,7 +155,7 @@ def test_the_cheapest_lie_takes_nobody_back_to_the_start(
     network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
     begin(network, forger, *HONEST)
     network.wait_for(lambda: network["third"].program is not None)
-    start = network["third"].node.state.claim
+    start = network["third"].node.state.ref
     assert start[1] == first_link(network.run.id)
     network.run_until(4, "third")
     network.kill("second")
@@ -163,19 +163,19 @@ def test_the_cheapest_lie_takes_nobody_back_to_the_start(
         network.run_until(6, "third")
     network.kill("third")
     wipe(network, "first")
-    said = len(words_of(network, "first"))
-    forger.pair = start
+    said = len(votes_of(network, "first"))
+    forger.state_ref = start
     network.run_to_block(network.world.final + 70)
     for _ in range(2):
         network.start("first")
         rounds_more(network, VAIN_ROUNDS)
         network.kill("first")
-    assert start not in {word.pair for word in words_of(network, "first")[said:]}
+    assert start not in {vote.state_ref for vote in votes_of(network, "first")[said:]}
     network.start(*HONEST)
     rounds_more(network, 2)
     network.world.archive_answers = True
     agrees_again(network, *HONEST, "miner-1")
-    assert start not in {word.pair for name in HONEST for word in words_of(network, name) if word.round > 3}
+    assert start not in {vote.state_ref for name in HONEST for vote in votes_of(network, name) if vote.round > 3}
 
 
 def test_who_is_alone_is_not_drawn_back_by_a_liar_that_names_an_old_pair(
@@ -185,7 +185,7 @@ def test_who_is_alone_is_not_drawn_back_by_a_liar_that_names_an_old_pair(
     network = networks(miners=2, validators={"first": 100, "second": 100, "liar": 100})
     begin(network, forger, "first", "second")
     network.run_until(3, "first")
-    forger.pair = network["first"].node.state.claim
+    forger.state_ref = network["first"].node.state.ref
     network.run_until(7, "first", "second")
     network.kill("second")
     held = network["first"].node.state.saved.link
@@ -201,18 +201,18 @@ def test_who_is_alone_is_not_drawn_back_by_a_liar_that_names_an_old_pair(
 def test_who_is_away_for_a_while_costs_the_others_no_agreed_round(
     networks: Networks, forger: type[Forger], lie: str
 ) -> None:
-    """It left between its word on a round and its first word after it; then a third of the stake lies: it repeats that
-    word, or names a selection of its own on top of it, or the others' link with another theta."""
+    """It left between its vote on a round and its first vote after it; then a third of the stake lies: it repeats that
+    vote, or names a selection of its own on top of it, or the others' link with another theta."""
     network = networks(miners=2, validators={"first": 101, "second": 100, "liar": 100})
     begin(network, forger, "first", "second")
     network.run_until(4)
-    network.run_blocks(lambda: word_of(network, "second").round == 4)
+    network.run_blocks(lambda: vote_of(network, "second").round == 4)
     network.kill("second")
     network.run_until(5, "first")
-    before, held = depth(network, "first"), network["first"].node.state.claim
-    old, invented = word_of(network, "second").pair, forge(network, "first")
+    before, held = depth(network, "first"), network["first"].node.state.ref
+    old, invented = vote_of(network, "second").state_ref, forge(network, "first")
     assert old != held
-    forger.pair = {"old": old, "invented": invented, "wrong theta": (Digest(b"w" * 32), held[1])}[lie]
+    forger.state_ref = {"old": old, "invented": invented, "wrong theta": StateRef(Digest(b"w" * 32), held.link)}[lie]
     for _ in range(SEAT_ROUNDS + 2):
         rounds_more(network, 1)
         assert depth(network, "first") >= before
@@ -222,7 +222,7 @@ def test_who_is_away_for_a_while_costs_the_others_no_agreed_round(
 
 
 @pytest.mark.parametrize("archive", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_word_parts_nobody(
+def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_vote_parts_nobody(
     networks: Networks, forger: type[Forger], archive: bool
 ) -> None:
     """It helps `first` to agree on rounds while `second` is away, and has a third of the stake. Then `first` is away,
@@ -234,18 +234,18 @@ def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_word_parts_nobo
     begin(network, forger, "first", "second")
     network.run_until(3)
     network.kill("second")
-    old = network["second"].node.state.claim
+    old = network["second"].node.state.ref
     network.run_until(6, "first")
     assert not set(network["first"].voids())
     network.kill("first")
-    held = network["first"].node.state.claim
-    forger.pair = old
+    held = network["first"].node.state.ref
+    forger.state_ref = old
     network.run_to_block(network.world.final + 70)
     network.start("second")
     back = rounds_more(network, VAIN_ROUNDS + 3) - VAIN_ROUNDS - 3
-    pairs = [word.pair for word in words_of(network, "second") if word.round >= back]
-    assert pairs[0] == (held if archive else None)
-    assert (old in pairs) != archive
+    refs = [vote.state_ref for vote in votes_of(network, "second") if vote.round >= back]
+    assert refs[0] == (held if archive else None)
+    assert (old in refs) != archive
     network.world.archive_answers = True
     network.start("first")
     agrees_again(network, "first", "second", "miner-1")
@@ -262,9 +262,9 @@ def test_a_liar_that_repeats_what_one_that_left_said_last_keeps_nobody_out(
     network.start("miner-1", "first", "second", "away")
     network.start("liar", role=with_parts(forger))
     network.run_until(3, "first", "second", "away")
-    network.run_blocks(lambda: word_of(network, "away").round == 3)
+    network.run_blocks(lambda: vote_of(network, "away").round == 3)
     network.kill("away")
-    forger.pair = word_of(network, "away").pair
+    forger.state_ref = vote_of(network, "away").state_ref
     end = rounds_more(network, SEAT_ROUNDS + 6)
     assert not {end - 3, end - 2} & set(network["first"].voids())
     before = depth(network, "first")
@@ -300,12 +300,12 @@ def test_a_chain_that_fails_for_a_moment_moves_nobody(networks: Networks, forger
     network.run_until(3)
     network.kill("second")
     network.run_until(network["first"].round + 1, "first")
-    forger.pair = forge(network, "first")
-    claim, at = network["first"].node.state.claim, network["first"].round
+    forger.state_ref = forge(network, "first")
+    claim, at = network["first"].node.state.ref, network["first"].round
     failed = fail_once(network, "first", at)
     network.run_until(at + 3, "first")
     assert failed
-    assert network["first"].node.state.claim == claim
+    assert network["first"].node.state.ref == claim
     assert network["first"].node.at_tip
 
 
@@ -322,15 +322,15 @@ def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networ
     network.start("liar", role=with_parts(liar()))
     network.run_until(until, "first", "second")
     network.kill("first", "second")
-    held = network["first"].node.state.claim
-    assert word_of(network, "first").pair != held
+    held = network["first"].node.state.ref
+    assert vote_of(network, "first").state_ref != held
     network.run_to_block(network.world.final + 130)
     network.start("first", "second")
     rounds_more(network, 2)
-    assert (word_of(network, "first").pair is not None) == archive
+    assert (vote_of(network, "first").state_ref is not None) == archive
     network.world.archive_answers = True
     agrees_again(network, "first", "second", "miner-1")
-    assert held in pairs_of(network, "first")
+    assert held in refs_of(network, "first")
 
 
 @pytest.mark.parametrize("archive", [pytest.param(True, marks=pytest.mark.slow), False])
@@ -342,9 +342,9 @@ def test_a_run_whose_validators_were_away_from_its_first_round_begins_once_they_
     network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
     network.start("miner-1", "miner-2", "first", "second")
     network.start("liar", role=with_parts(liar()))
-    network.run_to_block(network.clock.commit_by(0) - 3)
+    network.run_to_block(network.clock.commit_deadline(0) - 3)
     network.kill("first", "second")
-    network.run_to_block(network.clock.words_by(3) + 2)
+    network.run_to_block(network.clock.vote_deadline(3) + 2)
     network.start("first", "second")
     rounds_more(network, 2)
     network.world.archive_answers = True
@@ -394,15 +394,15 @@ def test_a_lone_liar_that_goes_on_from_an_invented_theta_keeps_out_nobody_that_r
 ) -> None:
     """While the others are away it is the only one that counts. It selects honest miners on top of a theta that nobody
     has, or names nobody there. Those that come back see that in time, and restart later, when no chain node has its
-    words any more: what the run went through is still told by what they had published."""
+    votes any more: what the run went through is still told by what they had published."""
     network = networks(miners=2, keep_blocks=45, archive=archive, validators={"first": 100, "second": 100, "liar": 99})
     begin(network, forger, "first", "second")
     network.run_until(6)
     network.kill("first", "second")
-    forger.pair = Digest(b"nobody has this theta".ljust(32)), network["first"].node.state.claim[1]
+    forger.state_ref = StateRef(Digest(b"nobody has this theta".ljust(32)), network["first"].node.state.ref.link)
     forger.selects = selects
     rounds_more(network, SEAT_ROUNDS + 1)
-    network.run_blocks(lambda: (network["liar"].node.state.saved.tip.link != forger.pair[1]) == selects)
+    network.run_blocks(lambda: (network["liar"].node.state.saved.tip.link != forger.state_ref.link) == selects)
     network.start("first", "second")
     rounds_more(network, 2)
     network.kill("first", "second")

@@ -55,7 +55,7 @@ def test_a_call_that_fails_is_made_again_until_its_window_has_ended(name: str) -
     world.fail(PEER, 3)
     CALLS[name](chain)
     assert time.pauses == [PAUSE_SECONDS] * 3
-    window = (CLOCK.words_by(0) - world.final + 1) * BLOCK_SECONDS
+    window = (CLOCK.vote_deadline(0) - world.final + 1) * BLOCK_SECONDS
     world.fail(PEER, 10**6)
     with pytest.raises(ChainError):
         CALLS[name](chain)
@@ -64,7 +64,7 @@ def test_a_call_that_fails_is_made_again_until_its_window_has_ended(name: str) -
 
 def test_a_call_shortly_before_its_window_ends_has_a_reveal_window_more() -> None:
     world, time, chain = patient()
-    world.step(CLOCK.words_by(0) - 1 - world.final)
+    world.step(CLOCK.vote_deadline(0) - 1 - world.final)
     chain.finalized()
     world.fail(PEER, 10**6)
     with pytest.raises(ChainError):

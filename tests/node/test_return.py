@@ -18,7 +18,7 @@ from murmur.training.replica import Replica, genesis_theta
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, with_parts
-from tests.node.lies import returns, wipe, words_of
+from tests.node.lies import returns, votes_of, wipe
 from tests.node.test_catchup import hide_checkpoints
 from tests.node.test_checkpoints import MissesEveryRound, NoCheckpoints
 
@@ -112,7 +112,7 @@ def test_who_comes_back_with_nothing_while_most_are_silent_stands_where_the_chai
     network.start(name)
     network.run_blocks(lambda: bool(network[name].events("caught_up")))
     assert network[name].node.at_tip
-    assert network[name].node.state.claim == network["third"].node.state.claim
+    assert network[name].node.state.ref == network["third"].node.state.ref
     network.start(*{"first", "second"} - {name})
     back = network["third"].round
     network.run_until(back + 4)
@@ -190,7 +190,7 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_from_before
             raise StorageError("no connection")
 
     network.store.before = cut
-    before = validator.node.state.claim
+    before = validator.node.state.ref
     for member in network.members.values():
         member.node.before_apply = lambda _, member=member: member.node.state.clear_cache()  # type: ignore[misc]
     network.run_blocks(lambda: bool(validator.events("not_followed")))
@@ -198,10 +198,10 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_from_before
     network.run_until(lost + VAIN_ROUNDS + 4)
     assert 2 not in validator.thetas()
     rounds = range(lost + 1, lost + VAIN_ROUNDS + 3)
-    words = [word for word in words_of(network, "validator") if word.round in rounds]
-    assert [word.pair for word in words if word.round <= lost + VAIN_ROUNDS] == [None] * VAIN_ROUNDS
-    (back,) = [word for word in words if word.round == lost + VAIN_ROUNDS + 1]
-    assert back.pair == before
+    votes = [vote for vote in votes_of(network, "validator") if vote.round in rounds]
+    assert [vote.state_ref for vote in votes if vote.round <= lost + VAIN_ROUNDS] == [None] * VAIN_ROUNDS
+    (back,) = [vote for vote in votes if vote.round == lost + VAIN_ROUNDS + 1]
+    assert back.state_ref == before
     network.assert_agreement()
     assert len({member.thetas()[lost + VAIN_ROUNDS + 3] for member in network.members.values()}) == 1
     assert not {void for void in validator.voids() if void > lost + VAIN_ROUNDS + 1}

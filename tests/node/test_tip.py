@@ -11,8 +11,8 @@ from murmur.node.node import VAIN_ROUNDS
 from murmur.protocol import keys
 from murmur.protocol.errors import StorageError
 from murmur.protocol.messages import encode_slot, first_link
-from murmur.protocol.types import Commitment, Digest, Word
-from murmur.rounds.words import Words
+from murmur.protocol.types import Commitment, Digest, Vote
+from murmur.rounds.votes import Votes
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, waiting, with_parts
 from tests.node.lies import (
@@ -20,13 +20,13 @@ from tests.node.lies import (
     depth,
     liar,
     now,
-    pairs_of,
+    refs_of,
     returns,
     rounds_more,
     spoil,
+    vote_of,
+    votes_of,
     wipe,
-    word_of,
-    words_of,
 )
 
 Networks = Callable[..., FakeNetwork]
@@ -44,7 +44,7 @@ def test_a_majority_that_returns_takes_up_what_a_minority_went_on_with_alone(net
     network.kill("first", "second")
     at = network["third"].round
     rounds_more(network, SEAT_ROUNDS + 4)
-    alone = network["third"].node.state.claim
+    alone = network["third"].node.state.ref
     assert depth(network, "third") > at
     assert len(network["third"].voids()) >= SEAT_ROUNDS - 1
     network.start("first", "second")
@@ -53,15 +53,15 @@ def test_a_majority_that_returns_takes_up_what_a_minority_went_on_with_alone(net
     assert alone[1] in {step.previous for step in network["first"].node.agreement.selections.values()}
 
 
-class Hermit(Words):
+class Hermit(Votes):
     """While it has a uid, names that one alone; says the truth before."""
 
     ghost: int | None = None
 
-    def send(self, round: int, word: Word) -> int | None:
+    def send(self, round: int, vote: Vote) -> int | None:
         if self.ghost is not None:
-            word = replace(word, bitmap=1 << self.ghost if word.bitmap else 0)
-        return super().send(round, word)
+            vote = replace(vote, bitmap=1 << self.ghost if vote.bitmap else 0)
+        return super().send(round, vote)
 
 
 def test_a_majority_that_returns_goes_back_before_what_a_liar_agreed_on_alone_and_gives_to_nobody(
@@ -75,23 +75,23 @@ def test_a_majority_that_returns_goes_back_before_what_a_liar_agreed_on_alone_an
     network.start("liar", role=with_parts(hermit))
     network.run_until(3)
     network.kill("first", "second")
-    held = network["first"].node.state.claim
+    held = network["first"].node.state.ref
     ghost = network["miner-3"]
     hermit.ghost = next(peer.uid for peer in network.world.pending_peers if peer.id == ghost.peer)
     for _ in range(SEAT_ROUNDS + 4):
         promise = Commitment(now(network) + 1, Digest(b"p" * 32))
         network.run_to_block(network.clock.start(promise.round) + 1)
         network.world.publish(ghost.peer, encode_slot(network.store.pointer(ghost.name), promise))
-        network.run_to_block(network.clock.words_by(promise.round) + 1)
-    assert network["miner-1"].node.state.claim == held
+        network.run_to_block(network.clock.vote_deadline(promise.round) + 1)
+    assert network["miner-1"].node.state.ref == held
     assert not network["miner-1"].node.at_tip
     network.start("first", "second")
     back = rounds_more(network, VAIN_ROUNDS + 2) - VAIN_ROUNDS - 2
-    said = [word for name in ("first", "second") for word in words_of(network, name) if word.round > back]
-    assert {word.pair for word in said if word.round <= back + VAIN_ROUNDS} <= {None}
-    assert held in {word.pair for word in said}
+    said = [vote for name in ("first", "second") for vote in votes_of(network, name) if vote.round > back]
+    assert {vote.state_ref for vote in said if vote.round <= back + VAIN_ROUNDS} <= {None}
+    assert held in {vote.state_ref for vote in said}
     agrees_again(network, "first", "second", "miner-1", "miner-2")
-    assert held in {word.pair for word in words_of(network, "second") if word.round > back}
+    assert held in {vote.state_ref for vote in votes_of(network, "second") if vote.round > back}
 
 
 def test_a_pair_that_a_minority_names_moves_nobody_where_it_has_most_of_what_is_spoken(networks: Networks) -> None:
@@ -102,11 +102,11 @@ def test_a_pair_that_a_minority_names_moves_nobody_where_it_has_most_of_what_is_
     network.run_until(3)
     network.kill("first", "second")
     network.run_until(network["third"].round + 1, "third")
-    held, at = network["third"].node.state.claim, network["third"].round
+    held, at = network["third"].node.state.ref, network["third"].round
     end = rounds_more(network, SEAT_ROUNDS + 3)
     assert set(range(at, end - 1)) <= set(network["third"].voids())
     for name in ("third", "miner-1"):
-        assert network[name].node.state.claim == held
+        assert network[name].node.state.ref == held
         assert not returns(network, name)
     network.start("first", "second")
     agrees_again(network, *HONEST, "miner-1")
@@ -125,8 +125,8 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
     network.start("miner-1", "miner-2", role=waiting)
     network.start("liar", role=with_parts(liar()))
     network.run_until(2)
-    network.run_blocks(lambda: all(word_of(network, name).round == 2 for name in HONEST))
-    held = network["first"].node.state.claim
+    network.run_blocks(lambda: all(vote_of(network, name).round == 2 for name in HONEST))
+    held = network["first"].node.state.ref
 
     def cut(call: Call) -> None:
         if call.reader != kept and "/00000002" in call.key and "report" not in call.key:
@@ -152,10 +152,10 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
     assert returns(network, kept)[-1]["theta"] in at
     agrees_again(network, *rest)
     assert network[kept].thetas()[now(network) - 1] == network[rest[0]].thetas()[now(network) - 1]
-    speakers = [name for name in HONEST if name != kept]
-    for name in speakers:
-        assert [word.pair for word in words_of(network, name) if 3 < word.round < 3 + VAIN_ROUNDS] == [None] * 3
-    again = [{word.round for word in words_of(network, name) if word.pair == held} - {2} for name in speakers]
+    voters = [name for name in HONEST if name != kept]
+    for name in voters:
+        assert [vote.state_ref for vote in votes_of(network, name) if 3 < vote.round < 3 + VAIN_ROUNDS] == [None] * 3
+    again = [{vote.round for vote in votes_of(network, name) if vote.state_ref == held} - {2} for name in voters]
     assert all(rounds == again[0] for rounds in again)
 
 
@@ -178,7 +178,7 @@ def test_who_holds_another_theta_at_the_runs_link_makes_its_state_again(networks
     assert not back["origin"].startswith("our own state")
     others = set(network.members) - {name}
     assert not [event for other in others for event in returns(network, other)]
-    said = {word.round for word in words_of(network, name) if word.pair == (wrong[0].theta, wrong[0].link)}
+    said = {vote.round for vote in votes_of(network, name) if vote.state_ref == (wrong[0].theta, wrong[0].link)}
     assert len(said) <= 1, "its memory was wrong for one round at most"
 
 
@@ -193,7 +193,7 @@ def test_who_holds_another_theta_sees_it_by_rounds_in_which_nobody_contributes(n
     end = rounds_more(network, 3)
     assert {end - 2, end - 1} <= set(network["first"].voids())
     assert network["third"].node.at_tip
-    assert network["third"].node.state.claim == network["first"].node.state.claim
+    assert network["third"].node.state.ref == network["first"].node.state.ref
 
 
 @pytest.mark.parametrize("names", [pytest.param(("first", "second"), marks=pytest.mark.slow), HONEST])
@@ -223,13 +223,13 @@ def test_a_sole_validator_that_lost_its_disk_and_all_payloads_begins_anew_only_i
     for name, bucket in network.store.buckets.items():
         kept = {key: found for key, found in bucket.items() if name == "owner" or "/selection/" in key}
         network.store.buckets[name] = kept
-    said = len(words_of(network, "validator"))
+    said = len(votes_of(network, "validator"))
     network.start()
     rounds_more(network, VAIN_ROUNDS + 3)
-    fresh = words_of(network, "validator")[said:]
+    fresh = votes_of(network, "validator")[said:]
     young = rounds <= network.spec.checkpoint_rounds
-    assert {word.pair for word in fresh[:VAIN_ROUNDS]} == {None}
-    assert any(word.previous == first_link(network.run.id) for word in fresh) == young
+    assert {vote.state_ref for vote in fresh[:VAIN_ROUNDS]} == {None}
+    assert any(vote.previous == first_link(network.run.id) for vote in fresh) == young
     if young:
         agrees_again(network, "validator", "miner-1")
 
@@ -241,7 +241,7 @@ def test_who_lost_everything_and_can_have_the_first_round_only_draws_nobody_back
     network.start("liar", role=with_parts(liar()))
     network.run_until(5, "first", "second")
     network.kill("second", "miner-1", "miner-2")
-    held, before = network["second"].node.state.claim, pairs_of(network, "first")
+    held, before = network["second"].node.state.ref, refs_of(network, "first")
     wipe(network, "first")
     buckets = {name: bucket for name, bucket in network.store.buckets.items() if name != "owner"}
     for name, bucket in buckets.items():
@@ -251,7 +251,7 @@ def test_who_lost_everything_and_can_have_the_first_round_only_draws_nobody_back
     rounds_more(network, VAIN_ROUNDS + 3)
     assert network["first"].node.state.saved.link != held[1]
     assert not network["first"].node.at_tip
-    assert pairs_of(network, "first") <= before
+    assert refs_of(network, "first") <= before
     for name, bucket in buckets.items():
         network.store.buckets[name] = bucket | network.store.buckets[name]
     network.start("second", "miner-1", "miner-2")
@@ -267,7 +267,7 @@ def test_an_honest_validator_that_could_read_nothing_for_a_while_comes_back_besi
     networks: Networks,
 ) -> None:
     """The two have more than half of the stake, and named the same last. While the run goes on without it, it lends
-    nobody its word."""
+    nobody its vote."""
     network = networks(miners=2, validators={"first": 120, "second": 115, "away": 100, "stuck": 165})
     network.start()
     network.run_until(3)
@@ -277,10 +277,10 @@ def test_an_honest_validator_that_could_read_nothing_for_a_while_comes_back_besi
             raise StorageError("no connection")
 
     network.store.before = cut
-    network.run_blocks(lambda: word_of(network, "away").round == 3)
+    network.run_blocks(lambda: vote_of(network, "away").round == 3)
     network.kill("away")
     end = rounds_more(network, SEAT_ROUNDS + VAIN_ROUNDS + 2)
-    said = {word.round: word.pair for word in words_of(network, "stuck") if word.round > 3}
+    said = {vote.round: vote.state_ref for vote in votes_of(network, "stuck") if vote.round > 3}
     assert set(range(6, end)) <= said.keys()
     assert set(said.values()) == {None}
     before = depth(network, "first")

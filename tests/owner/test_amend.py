@@ -135,7 +135,7 @@ def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void
     assert "not decided yet" in capsys.readouterr().err
     spec = open_folder(running).spec
     assert spec is not None
-    world.chain.wait(spec.rounds_clock.words_by(0) + 1, 60)
+    world.chain.wait(spec.rounds_clock.vote_deadline(0) + 1, 60)
     assert world.run("void", running, "--round", "0", "--yes") == 2
     assert "nothing was agreed in round 0" in capsys.readouterr().err
     # Whether anything was agreed is the subject of test_records.py; here there is no node that said a word.

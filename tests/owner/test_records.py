@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gauntlet.agreement import abstention, word_for
+from gauntlet.agreement import abstention, vote_for
 from murmur.node.config.adapters import Doors
 from murmur.node.observe import reader
 from murmur.node.sync.amendments import settled
@@ -39,7 +39,7 @@ def test_the_chain_of_selections_leads_back_to_the_first_and_a_void_round_has_no
         records(first, doors, network.world.final, first_link(first.id))
     )
     network.start()
-    network.run_to_block(network.clock.words_by(2))
+    network.run_to_block(network.clock.vote_deadline(2))
     block = network.world.final
     newest = stated(first, doors, block)
     assert newest is not None
@@ -55,7 +55,7 @@ def test_the_holders_of_a_selection_are_asked_beside_each_other_and_each_selecti
     """One that stalls, asked first, would else cost the owner its time-out for every selection."""
     network = networks(miners=2, validators={"validator": 300, "second": 100})
     network.start()
-    network.run_to_block(network.clock.words_by(2))
+    network.run_to_block(network.clock.vote_deadline(2))
     doors, first = reading(network), Run(network.spec)
     newest = stated(first, doors, network.world.final)
     assert newest is not None
@@ -94,10 +94,10 @@ def test_a_minority_that_speaks_alone_does_not_speak_for_the_stake() -> None:
 
     def peer(number: int, stake: int, last_round: int, block: int) -> Peer:
         """As of the block: in every round up to this one it has spoken one block after D."""
-        round = min(last_round, (block - 1 - clock.commit_by(0)) // clock.round_blocks)
+        round = min(last_round, (block - 1 - clock.commit_deadline(0)) // clock.round_blocks)
         link = invented if round == 5 else true
-        word = abstention(0) if round < 0 else word_for(round, [], (link, link))
-        slot = Slot(1 if round < 0 else clock.commit_by(round) + 1, None, word)
+        vote = abstention(0) if round < 0 else vote_for(round, [], (link, link))
+        slot = Slot(1 if round < 0 else clock.commit_deadline(round) + 1, None, vote)
         return Peer(PeerId(bytes([number]) * 32), Uid(number), stake, True, 0, slot)
 
     class Chain:
@@ -111,14 +111,19 @@ def test_a_minority_that_speaks_alone_does_not_speak_for_the_stake() -> None:
 
     chain: Any = Chain()
     doors = reader.reading(chain, fake_verify, lambda pointer: None)  # type: ignore[arg-type, return-value]
-    for block in (clock.words_by(4), clock.commit_by(5) + 1, clock.words_by(5), clock.commit_by(6)):
+    for block in (
+        clock.vote_deadline(4),
+        clock.commit_deadline(5) + 1,
+        clock.vote_deadline(5),
+        clock.commit_deadline(6),
+    ):
         found = stated(run, doors, block)
         assert found is not None
         assert (found.round, found.theta, found.link, found.share) == (4, true, true, 1.0), block
-    assert stated(run, doors, clock.words_by(0) - 1) is None
+    assert stated(run, doors, clock.vote_deadline(0) - 1) is None
     # Where the chain's node has forgotten what they said last, nobody guesses.
-    forgotten = clock.words_by(4)
-    assert stated(run, doors, clock.words_by(5)) is None
+    forgotten = clock.vote_deadline(4)
+    assert stated(run, doors, clock.vote_deadline(5)) is None
 
 
 def test_an_amendment_is_pending_then_settled_and_in_the_selections_where_the_chain_has_forgotten(
@@ -146,7 +151,7 @@ def test_an_amendment_is_pending_then_settled_and_in_the_selections_where_the_ch
     now = standing(settled(first, 0, doors, {}), doors)
     assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
     # Whoever cannot look at the block that decided it learns from the selections that it holds.
-    network.run_to_block(network.clock.words_by(amendment.from_round + 1))
+    network.run_to_block(network.clock.vote_deadline(amendment.from_round + 1))
     now = standing(first, doors)
     assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
 

@@ -274,7 +274,7 @@ def told_of(folder: Folder, number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        ({"v_1": "silent"}, "No validator is known to have said a word."),
+        ({"v_1": "silent"}, "No validator is known to have posted a vote."),
         (
             {"v_1": "abstains", "v_2": "abstains"},
             "Every validator that spoke abstained, since none holds the run's model.",

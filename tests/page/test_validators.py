@@ -27,7 +27,7 @@ def test_a_row_says_what_the_validators_own_events_say(tmp_path: Path) -> None:
     both = (key("miner-1"), key("miner-2"))
     before = folder.rounds.get(1)
     assert before is not None
-    assert (one["word"], one["named"], one["first"], one["said_in"]) == ("names", 2, both, 72)
+    assert (one["vote"], one["named"], one["first"], one["voted_in"]) == ("names", 2, both, 72)
     assert one["theta"] == before.theta["validator-1"]
     assert (one["reported"], one["set_in"], one["not_set"], one["stake"]) == (True, 99, None, None)
     assert (one["last_round"], one["last_time"]) == (2, 1e9 + 2 * synthetic.SECONDS)
@@ -37,7 +37,7 @@ def test_a_row_says_what_the_validators_own_events_say(tmp_path: Path) -> None:
         "last_round",
         "last_time",
     }
-    assert by_name(folder.rounds, 1)["validator-2"]["word"] == "abstains"
+    assert by_name(folder.rounds, 1)["validator-2"]["vote"] == "abstains"
     assert validators(folder.rounds, 9) == []
 
 
@@ -53,9 +53,9 @@ def test_weights_that_do_not_stand_are_said_with_the_reason(tmp_path: Path) -> N
 
 def test_from_the_chain_come_the_state_the_names_and_the_stake() -> None:
     rounds = Rounds()
-    word = {"event": "word_posted", "round": 5, "time": 1.0, "block": 8, "named": 1, "abstains": False, "theta": "ab"}
-    rounds.take("5Small", word | {"peers": ["5Peer"], "stake": 0.25})
-    rounds.take("5Large", word | {"peers": ["5Peer"], "stake": 0.75})
+    vote = {"event": "word_posted", "round": 5, "time": 1.0, "block": 8, "named": 1, "abstains": False, "theta": "ab"}
+    rounds.take("5Small", vote | {"peers": ["5Peer"], "stake": 0.25})
+    rounds.take("5Large", vote | {"peers": ["5Peer"], "stake": 0.75})
     rounds.take("5Gone", {"event": "unread", "round": 5, "time": 1.0, "why": "MISSING"})
     assert [row["validator"] for row in validators(rounds, 5)] == ["5Large", "5Small", "5Gone"]
     assert (

@@ -35,7 +35,7 @@ PRESETS = [name for name in presets.names() if name != "covenant-72b-110"]
 """That one spaces its checkpoints out for a validator's uplink, further than a cluster keeps payloads."""
 NO_TORCH = """
 import sys
-from murmur.command import main
+from murmur.cli.main import main
 status = main(["plan", "--spec", "intellect-10b", "--members", "14"])
 loaded = {name.split(".")[0] for name in sys.modules} & {"torch", "numpy", "boto3", "bittensor", "datasets"}
 sys.exit(" ".join(sorted(loaded)) or status)

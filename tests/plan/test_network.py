@@ -28,7 +28,7 @@ REQUIRED = {
 }
 NO_TORCH = """
 import sys
-from murmur.command import main
+from murmur.cli.main import main
 status = main(["plan", "--spec", "covenant-72b"])
 loaded = {name.split(".")[0] for name in sys.modules} & {"torch", "numpy", "boto3", "bittensor", "datasets"}
 sys.exit(" ".join(sorted(loaded)) or status)
@@ -147,7 +147,7 @@ def test_every_phase_of_both_roles_has_its_fields(capsys: pytest.CaptureFixture[
     assert {"swap", "save own state", "compress", "seal", "publish", "reveal", "select", "theta digest"} <= set(
         names["miner"]
     )
-    assert {"gather", "check", "copies", "word", "probe", "losses", "checkpoint upload"} <= set(names["validator"])
+    assert {"gather", "check", "copies", "vote", "probe", "losses", "checkpoint upload"} <= set(names["validator"])
     compute = next(phase for phase in found["phases"] if phase["name"] == "inner steps")
     assert compute["seconds"] == found["compute_seconds"]
     for key in ("host_bytes_peak", "disk_bytes", "disk_bytes_per_day"):

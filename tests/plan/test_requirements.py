@@ -135,16 +135,16 @@ def test_a_slow_uplink_is_told_by_what_it_holds_up() -> None:
     assert slow.uplink_share > 1 > plan.uplink_share
 
 
-def test_a_validator_that_checks_too_slowly_is_told_that_its_word_comes_after_x() -> None:
+def test_a_validator_that_checks_too_slowly_is_told_that_its_vote_comes_after_x() -> None:
     plan = planned("8b")
     slow = replace(plan, rates=replace(plan.rates, cipher=Rate(6e6, 6e6)))
     late = {found.deadline.phase: found for found in slow.missed}
-    assert late["word"].path[0].phase.name == "check"
-    assert late["word"].by == (71 - 58) * 12
+    assert late["vote"].path[0].phase.name == "check"
+    assert late["vote"].by == (71 - 58) * 12
     assert plan.missed == ()
 
 
-def test_no_copy_stands_between_a_validator_and_its_word() -> None:
+def test_no_copy_stands_between_a_validator_and_its_vote() -> None:
     """Copies take longer than it is from V to X here, and hold up nothing; they are shared by those that count."""
     plan = Plan(presets.read("covenant-72b-110").first, 8, 192 * 10**9)
     clock = plan.spec.clock
@@ -153,7 +153,7 @@ def test_no_copy_stands_between_a_validator_and_its_word() -> None:
         found = {timed.phase.name: timed for timed in shared.timeline("validator")}
         assert found["copies"].seconds == pytest.approx(copied * plan.payload_bytes * (1 / 1.1e9 + 8 / 110e6))
         assert not found["copies"].critical
-        assert found["word"].ends == plan.openings["decided"] - 3 * 12
+        assert found["vote"].ends == plan.openings["decided"] - 3 * 12
         assert shared.missed == ()
     lone = replace(plan, validators=1)
     assert (lone.uplink_share > 1) is True

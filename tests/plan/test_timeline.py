@@ -93,7 +93,7 @@ def test_a_phase_that_waits_for_a_block_leaves_those_before_it_slack() -> None:
 
 
 def test_blocks_are_final_when_the_clock_says() -> None:
-    clock = presets.read("8b").first.clock  # commit 58, reveal 63, words 71, finality 3, 12 s
+    clock = presets.read("8b").first.clock  # commit 58, reveal 63, votes 71, finality 3, 12 s
     assert opening(clock, "commit") == 3 * 12
     assert opening(clock, "reveal") == (5 + 3) * 12
     assert opening(clock, "words") == (13 + 3) * 12
@@ -102,12 +102,12 @@ def test_blocks_are_final_when_the_clock_says() -> None:
         "commit": 72 * 12,
         "publish": 72 * 12,
         "gather": (5 + 3) * 12,
-        "word": 13 * 12,
+        "vote": 13 * 12,
         "held-out loss": (72 + 3 + 2.5) * 12,
     }
 
 
-def test_a_round_is_decided_when_the_words_are_final_and_at_x_at_the_latest() -> None:
+def test_a_round_is_decided_when_the_votes_are_final_and_at_x_at_the_latest() -> None:
     clock = presets.read("8b").first.clock
     assert decided(clock, 100.0) == 100.0 + 3 * 12
     assert decided(clock, 13 * 12) == decided(clock, 1e6) == opening(clock, "words")
@@ -115,15 +115,15 @@ def test_a_round_is_decided_when_the_words_are_final_and_at_x_at_the_latest() ->
     fast = replace(RATES, down=Rate(1e8, 1e8), cipher=Rate(1e9, 1e9), fresh=Rate(1e9, 1e9))
     for rates, late in ((fast, False), (replace(RATES, down=Rate(1e6, 1e6)), True)):
         plan = Plan(spec, 2, 10**9, rates)
-        word = next(one for one in plan.timeline("validator") if one.phase.name == "word")
-        assert plan.openings["decided"] == decided(spec.clock, word.ends)
+        vote = next(one for one in plan.timeline("validator") if one.phase.name == "vote")
+        assert plan.openings["decided"] == decided(spec.clock, vote.ends)
         assert (plan.openings["decided"] == opening(spec.clock, "words")) == late
         for role in ROLES:
             select = next(one for one in plan.timeline(role) if one.phase.name == "select")
             assert select.begins >= plan.openings["decided"]
 
 
-def test_a_node_waits_for_the_words_of_others_whose_machines_may_be_faster() -> None:
+def test_a_node_waits_for_the_votes_of_others_whose_machines_may_be_faster() -> None:
     spec = presets.read("1b").first
     slow = replace(RATES, down=Rate(1e6, 1e6))
     fast = replace(RATES, down=Rate(1e8, 1e8), cipher=Rate(1e9, 1e9), fresh=Rate(1e9, 1e9))
@@ -190,9 +190,9 @@ def test_a_validators_phases_by_hand() -> None:
     assert found["gather reserve"].seconds == pytest.approx(4 * payload / 2e6)
     # Of the contributors' two copies each a third.
     assert found["copies"].seconds == pytest.approx(20 * 2 / 3 * payload * (1 / RATES.hash.one + 1 / 1e6))
-    # It says its word as soon as what it holds is checked.
-    assert (found["word"].begins, found["word"].seconds) == (found["check"].ends, 24.0)
-    assert found["copies"].begins == found["fetch data"].begins == found["word"].ends
+    # It says its vote as soon as what it holds is checked.
+    assert (found["vote"].begins, found["vote"].seconds) == (found["check"].ends, 24.0)
+    assert found["copies"].begins == found["fetch data"].begins == found["vote"].ends
     assert not found["copies"].critical
     # 24 times: records to the ranks' area, and the codec there and back.
     moved = 24 * payload * (1 / 2e9 + 2 / 3e7)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Word
+from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Vote
 
 ROUNDS = st.integers(0, 2**32 - 1)
 DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
@@ -40,6 +40,6 @@ PUBLIC_POINTERS = st.builds(PublicPointer, ENDPOINTS)
 POINTERS = R2_POINTERS | URL_POINTERS | PUBLIC_POINTERS
 BITMAPS = st.integers(0, 2**256 - 1)
 NOTHING = Digest(bytes(32))
-WORDS = st.builds(Word, ROUNDS, BITMAPS, DIGESTS, DIGESTS).filter(lambda word: word.pair is not None)
-ABSTENTIONS = st.builds(Word, ROUNDS, st.just(0), st.just(NOTHING), st.just(NOTHING))
-STATEMENTS = st.builds(Commitment, ROUNDS, DIGESTS) | WORDS | ABSTENTIONS
+VOTES = st.builds(Vote, ROUNDS, BITMAPS, DIGESTS, DIGESTS).filter(lambda vote: vote.state_ref is not None)
+ABSTENTIONS = st.builds(Vote, ROUNDS, st.just(0), st.just(NOTHING), st.just(NOTHING))
+STATEMENTS = st.builds(Commitment, ROUNDS, DIGESTS) | VOTES | ABSTENTIONS

@@ -29,7 +29,7 @@ def all_keys(run: Digest, round: int, peer: PeerId, digest: Digest) -> list[str]
 
 
 @given(DIGESTS, ROUNDS, PEERS, DIGESTS)
-def test_keys_hold_nothing_but_our_own_words_numbers_and_hex(
+def test_keys_hold_nothing_but_our_own_votes_numbers_and_hex(
     run: Digest, round: int, peer: PeerId, digest: Digest
 ) -> None:
     for key in all_keys(run, round, peer, digest):

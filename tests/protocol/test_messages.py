@@ -24,7 +24,7 @@ from murmur.protocol.messages import (
     parse_slot,
     parse_statement,
 )
-from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Slot, Word
+from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Slot, Vote
 from tests.protocol.strategies import (
     DIGESTS,
     ENDPOINTS,
@@ -101,7 +101,7 @@ NOT_ENDPOINTS = [
     "https://host#",
     "https://host#f",
     "https://user@host",
-    "https://user:word@host",
+    "https://user:vote@host",
     "https://@host",
     "https://host:0",
     "https://host:65536",
@@ -180,7 +180,7 @@ def test_the_secret_does_not_stand_in_the_repr_of_a_pointer() -> None:
 
 
 @given(STATEMENTS)
-def test_a_statement_survives_its_bytes_and_takes_40_or_101(statement: Commitment | Word) -> None:
+def test_a_statement_survives_its_bytes_and_takes_40_or_101(statement: Commitment | Vote) -> None:
     data = encode_statement(statement)
     assert len(data) == (40 if isinstance(statement, Commitment) else 101)
     assert parse_statement(data) == statement
@@ -190,23 +190,23 @@ def test_a_commitment_is_version_kind_two_zeros_round_and_digest() -> None:
     assert encode_statement(Commitment(258, Digest(b"e" * 32))) == b"\x01\x01\0\0\x02\x01\0\0" + b"e" * 32
 
 
-def test_a_word_is_version_and_kind_round_bitmap_theta_and_previous_with_bit_u_in_byte_u_over_8() -> None:
-    word = Word(7, 1 << 0 | 1 << 9 | 1 << 255, Digest(b"t" * 32), Digest(b"p" * 32))
+def test_a_vote_is_version_and_kind_round_bitmap_theta_and_previous_with_bit_u_in_byte_u_over_8() -> None:
+    vote = Vote(7, 1 << 0 | 1 << 9 | 1 << 255, Digest(b"t" * 32), Digest(b"p" * 32))
     bitmap = b"\x01\x02" + b"\0" * 29 + b"\x80"
-    assert encode_statement(word) == b"\xc1\x07\0\0\0" + bitmap + b"t" * 32 + b"p" * 32
+    assert encode_statement(vote) == b"\xc1\x07\0\0\0" + bitmap + b"t" * 32 + b"p" * 32
 
 
 @pytest.mark.parametrize("first", [0x41, 0x81])
 def test_a_record_or_attestation_of_an_older_protocol_is_no_word(first: int) -> None:
-    data = bytearray(encode_statement(Word(7, 5, Digest(b"t" * 32), Digest(b"p" * 32))))
+    data = bytearray(encode_statement(Vote(7, 5, Digest(b"t" * 32), Digest(b"p" * 32))))
     data[0] = first
     with pytest.raises(InvalidMessage, match="version or kind"):
         parse_statement(bytes(data))
 
 
 @given(STATEMENTS, st.integers(0, 3), st.integers(1, 255))
-def test_a_statement_with_another_head_is_refused(statement: Commitment | Word, at: int, flip: int) -> None:
-    """Version, kind and the zeros of a commitment; of a word only the first byte is fixed."""
+def test_a_statement_with_another_head_is_refused(statement: Commitment | Vote, at: int, flip: int) -> None:
+    """Version, kind and the zeros of a commitment; of a vote only the first byte is fixed."""
     data = bytearray(encode_statement(statement))
     data[at if isinstance(statement, Commitment) else 0] ^= flip
     with pytest.raises(InvalidMessage):
@@ -214,22 +214,22 @@ def test_a_statement_with_another_head_is_refused(statement: Commitment | Word, 
 
 
 @given(ROUNDS, st.integers(1, 2**256 - 1))
-def test_a_word_that_names_peers_and_no_state_is_refused(round: int, bitmap: int) -> None:
+def test_a_vote_that_names_peers_and_no_state_is_refused(round: int, bitmap: int) -> None:
     with pytest.raises(InvalidMessage, match="no state"):
-        parse_statement(encode_statement(Word(round, bitmap, NOTHING, NOTHING)))
+        parse_statement(encode_statement(Vote(round, bitmap, NOTHING, NOTHING)))
 
 
 def test_only_zeros_in_both_digests_are_an_abstention() -> None:
     theta, previous = Digest(b"t" * 32), Digest(b"p" * 32)
-    assert Word(1, 0, NOTHING, NOTHING).pair is None
-    for pair in ((theta, previous), (theta, NOTHING), (NOTHING, previous)):
-        assert Word(1, 0, *pair).pair == pair
+    assert Vote(1, 0, NOTHING, NOTHING).state_ref is None
+    for state_ref in ((theta, previous), (theta, NOTHING), (NOTHING, previous)):
+        assert Vote(1, 0, *state_ref).state_ref == state_ref
 
 
 @given(POINTERS, st.none() | STATEMENTS, st.none() | DIGESTS, st.integers(0, 2**31))
 def test_a_slot_survives_its_fields(
     pointer: Pointer | PublicPointer,
-    statement: Commitment | Word | None,
+    statement: Commitment | Vote | None,
     amendment: Digest | None,
     block: int,
 ) -> None:

@@ -9,10 +9,10 @@ import pytest
 from gauntlet.selection import Ranking
 from murmur.node.state.saved import SealedRound
 from murmur.protocol import keys
-from murmur.protocol.types import PeerId, Word
+from murmur.protocol.types import PeerId, Vote
 from murmur.rounds.miner import Miner
 from murmur.rounds.retention import Retention
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 from tests.network import FakeNetwork, with_parts
 from tests.rounds.test_rounds import names
 
@@ -23,16 +23,16 @@ class Mute(Miner):
     """Commits and keeps its key."""
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
-        self.node.wait_for(self.node.clock.commit_by(round) + 1, "nothing")
+        self.node.wait_for(self.node.clock.commit_deadline(round) + 1, "nothing")
 
 
-class NamesTheMute(Words):
+class NamesTheMute(Votes):
     """Names the peer whose key nobody has, and nobody else."""
 
     mute: PeerId
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
-        super().speak(round, replace(ranking, order=(self.mute,)), at_commit, checked)
+    def cast(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().cast(round, replace(ranking, order=(self.mute,)), at_commit, checked)
 
 
 class KeepsNothing(Retention):
@@ -40,27 +40,27 @@ class KeepsNothing(Retention):
         pass
 
 
-class NamesTheLast(Words):
+class NamesTheLast(Votes):
     """Names nobody but the peer that it ranks last, and gives nobody a copy."""
 
     def hold(self, round: int, at_commit: Any, checked: Any) -> None:
         pass
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
-        super().speak(round, replace(ranking, order=ranking.order[-1:]), at_commit, checked)
+    def cast(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().cast(round, replace(ranking, order=ranking.order[-1:]), at_commit, checked)
 
 
-class Silent(Words):
+class Silent(Votes):
     """Says nothing."""
 
-    def send(self, round: int, word: Word) -> int | None:
+    def send(self, round: int, vote: Vote) -> int | None:
         return None
 
 
-class Abstains(Words):
+class Abstains(Votes):
     """Says of every round that it is elsewhere."""
 
-    def speak(self, round: int, *_: Any) -> None:
+    def cast(self, round: int, *_: Any) -> None:
         self.post(round, None)
 
 
@@ -104,12 +104,12 @@ def test_bytes_that_two_have_named_outlive_their_owners_bucket_where_one_of_the_
 
 
 @pytest.mark.parametrize("dust", [Silent, Abstains])
-def test_dust_cannot_keep_a_giant_from_agreeing_nor_make_it_wait(networks: Networks, dust: type[Words]) -> None:
+def test_dust_cannot_keep_a_giant_from_agreeing_nor_make_it_wait(networks: Networks, dust: type[Votes]) -> None:
     network = networks(miners=2, validators={"big": 10**15, "dust": 1})
     network.start("big", "miner-1", "miner-2")
     network.start("dust", role=with_parts(dust))
     network.run_until(5)
     for event in network["miner-1"].events("applied"):
         assert not event["void"]
-        assert event["decided"] < network.clock.words_by(event["round"])
+        assert event["decided"] < network.clock.vote_deadline(event["round"])
     assert len(network.assert_agreement()) >= 5

@@ -25,7 +25,7 @@ from murmur.rounds.collect import Collector
 from murmur.rounds.pay import Pay
 from murmur.rounds.score import Scores
 from murmur.rounds.validator import Validator
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 from tests.fakes.bucket import _Object
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import FakeNetwork, Killed, with_parts
@@ -49,9 +49,9 @@ def of(verdict: Verdict, findings: Iterable[Finding]) -> list[tuple[Topic, PeerI
 
 
 def whole_rounds(network: FakeNetwork, count: int) -> None:
-    """Run until so many rounds are over: words count until X, however early they decide."""
+    """Run until so many rounds are over: votes count until X, however early they decide."""
     network.run_until(count)
-    network.run_to_block(network.clock.words_by(count - 1))
+    network.run_to_block(network.clock.vote_deadline(count - 1))
 
 
 def stored(network: FakeNetwork, validator: str, round: int) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_rounds_of_which_something_is_gone_are_checked_as_far_as_it_goes(network
         assert (Topic.CHECKS, gone.peer) in lost
         assert (Topic.SCORES, None) in lost
         # What follows from the published scores needs no payload.
-        assert not {Topic.RANKING, Topic.BOOK, Topic.WEIGHTS, Topic.WORD} & {topic for topic, _ in lost}
+        assert not {Topic.RANKING, Topic.BOOK, Topic.WEIGHTS, Topic.VOTE} & {topic for topic, _ in lost}
     doors = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
     (without_data,) = audit_round(network.run, doors, None, 1, tmp_path, CPU, None)
     assert (Topic.SCORES, None) in of(Verdict.UNCHECKED, without_data.findings)
@@ -307,12 +307,12 @@ class ForgetsItsBook(Friendly, Scores):
         return super().check(round, gathered)
 
 
-class NamesOthers(Words):
+class NamesOthers(Votes):
     """Everybody that passes but its best, eligible or not."""
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+    def cast(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
         others = tuple(peer for peer in checked.passed if peer != ranking.order[0])
-        super().speak(round, replace(ranking, order=others), at_commit, checked)
+        super().cast(round, replace(ranking, order=others), at_commit, checked)
 
 
 LIE = 3
@@ -367,7 +367,7 @@ def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(network
     assert [f.topic for f in silent.findings] == [Topic.REPORT, Topic.WEIGHTS]
 
 
-def test_a_word_on_chain_that_names_others_than_may_contribute_is_told(networks: Networks, tmp_path: Path) -> None:
+def test_a_vote_on_chain_that_names_others_than_may_contribute_is_told(networks: Networks, tmp_path: Path) -> None:
     network = networks(miners=5, evaluations=3, opening_rounds=0)
     network.start(*(f"miner-{number}" for number in range(1, 6)))
     network.start("validator", role=with_parts(NamesOthers))
@@ -378,10 +378,10 @@ def test_a_word_on_chain_that_names_others_than_may_contribute_is_told(networks:
     rows = audited.report.rows.items()
     barred = {peer for peer, row in rows if row.standing is Standing.NOT_ELIGIBLE}
     assert len(barred) == 2
-    assert set(of(Verdict.DIFFERS, audited.findings)) == {(Topic.WORD, peer) for peer in barred}
+    assert set(of(Verdict.DIFFERS, audited.findings)) == {(Topic.VOTE, peer) for peer in barred}
     # Not to name somebody is nobody's lie: it may have come too late for it.
     ((topic, left_out),) = of(Verdict.OBSERVED, audited.findings)
-    assert topic is Topic.WORD
+    assert topic is Topic.VOTE
     assert left_out in {peer for peer, row in rows if row.contributing}
 
 

@@ -88,7 +88,7 @@ def test_a_miner_killed_after_it_has_committed_still_reveals_its_key(networks: N
     network.start("miner-2", role=killed(Miner, "reveal", 1))
     dead(network, "miner-1", "miner-2")
     # Past D: this round's commit window is closed, its keys are still taken.
-    network.run_to_block(network.clock.commit_by(1) + 1)
+    network.run_to_block(network.clock.commit_deadline(1) + 1)
     network.start("miner-1", "miner-2")
     reveal = keys.reveal(network.run.id, 1)
     network.wait_for(lambda: all(reveal in network.store.buckets[name] for name in ("miner-1", "miner-2")))

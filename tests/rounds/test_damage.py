@@ -58,7 +58,7 @@ def test_a_node_whose_disk_changed_a_byte_mends_itself(networks: Networks, name:
     network.start()
     network.run_until(3)
     # What was sealed for a round that was applied is one file with the log's.
-    network.run_to_block(network.clock.commit_by(3) - 1)
+    network.run_to_block(network.clock.commit_deadline(3) - 1)
     network.kill(name)
     saved, store = saved_state(network, name)
     store.close()

@@ -34,7 +34,7 @@ def test_a_commitment_that_a_fork_drops_in_time_is_made_again_and_counts(network
 def test_one_that_is_dropped_too_late_is_a_round_without_us_and_costs_nothing_else(networks: Networks) -> None:
     network = networks(miners=2, finality_lag=LAG)
     network.start("validator", "miner-2")
-    network.run_blocks(lambda: network.world.head >= network.clock.commit_by(0) - 3)
+    network.run_blocks(lambda: network.world.head >= network.clock.commit_deadline(0) - 3)
     network.start("miner-1")
     drop_its_commitment(network, "miner-1")
     network.run_until(3)

@@ -43,7 +43,7 @@ def restarted_in_round_1(network: FakeNetwork, block: int) -> None:
 
 def test_a_validator_that_comes_back_after_block_d_still_judges_the_round(networks: Networks) -> None:
     network = networks(miners=2)
-    restarted_in_round_1(network, network.clock.commit_by(1) + 1)
+    restarted_in_round_1(network, network.clock.commit_deadline(1) + 1)
     network.run_until(3)
     assert network["validator"].voids() == []
     assert sorted(network["validator"].contributing(1)) == sorted(hotkey(network[f"miner-{n}"].peer) for n in (1, 2))
@@ -55,7 +55,7 @@ class Overruns(Retention):
 
     def keep(self, round: int) -> None:
         super().keep(round)
-        self.node.wait_for(self.node.clock.commit_by(round + 1) + 1, "nothing")
+        self.node.wait_for(self.node.clock.commit_deadline(round + 1) + 1, "nothing")
 
 
 def test_a_lone_validator_whose_rounds_overrun_loses_none(networks: Networks) -> None:
@@ -79,7 +79,7 @@ class Stalls(Miner):
         def slow(batch: Any, *, on_step: Any, **named: Any) -> InnerReport:
             def stalled(step: int, loss: float) -> None:
                 if round == 1 and step == 0:
-                    node.wait_for(node.clock.commit_by(1) + 2, "nothing")
+                    node.wait_for(node.clock.commit_deadline(1) + 2, "nothing")
                 on_step(step, loss)
 
             return made(batch, on_step=stalled, **named)
@@ -139,7 +139,9 @@ class Stopped(Collector):
 
     def collect(self, round: int, *rest: Any) -> Any:
         if round == 2:
-            self.node.wait_for(2 * self.node.clock.reveal_by(round) - self.node.clock.commit_by(round) + 1, "nothing")
+            self.node.wait_for(
+                2 * self.node.clock.reveal_deadline(round) - self.node.clock.commit_deadline(round) + 1, "nothing"
+            )
         return super().collect(round, *rest)
 
 
@@ -151,7 +153,7 @@ def test_what_a_validator_could_not_see_is_nobodys_fault_and_changes_no_weights(
     network.start("miner-1", "miner-2", "miner-3", "miner-4")
     network.start("validator", role=with_parts(part, Watched))
     network.run_until(6)
-    network.run_to_block(network.clock.words_by(5))
+    network.run_to_block(network.clock.vote_deadline(5))
     network.close()
     validator = network["validator"]
     assert [(e["round"], e["why"]) for e in validator.events("unobserved")] == [(round, why) for round in rounds]
@@ -178,7 +180,7 @@ STEPS = {
     "collector": ["commitments", "collect"],
     "scores": ["check", "rank", "evaluate", "fold", "report"],
     "pay": ["pay"],
-    "words": ["ask", "hold", "speak", "post", "send"],
+    "votes": ["ask", "hold", "cast", "post", "send"],
     "keeper": ["keep"],
 }
 

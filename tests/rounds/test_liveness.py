@@ -10,10 +10,10 @@ from gauntlet.agreement import SEAT_ROUNDS
 from gauntlet.selection import Ranking
 from murmur.node.node import VAIN_ROUNDS
 from murmur.protocol import keys
-from murmur.protocol.types import Digest, PeerId, Word
+from murmur.protocol.types import Digest, PeerId, Vote
 from murmur.rounds.miner import Miner
 from murmur.rounds.retention import Retention
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, with_parts
 from tests.rounds.test_rounds import names
@@ -21,22 +21,22 @@ from tests.rounds.test_rounds import names
 Networks = Callable[..., FakeNetwork]
 
 
-class Poison(Words):
-    """Says what is true up to a round; from that one on so many words with a digest that nobody has, then nothing."""
+class Poison(Votes):
+    """Says what is true up to a round; from that one on so many votes with a digest that nobody has, then nothing."""
 
     since: int | None = None
     lie = "theta"
     most = 1
     said: list[int]
 
-    def send(self, round: int, word: Word) -> int | None:
+    def send(self, round: int, vote: Vote) -> int | None:
         if self.since is None or round < self.since:
-            return super().send(round, word)
+            return super().send(round, vote)
         if len(self.said) == self.most:
             return None
         self.said.append(round)
         nobodys = {self.lie: Digest(bytes([19] * 32))}
-        return super().send(round, replace(word, **nobodys))  # type: ignore[arg-type]
+        return super().send(round, replace(vote, **nobodys))  # type: ignore[arg-type]
 
 
 def poisoned(networks: Networks, lie: str, most: int) -> tuple[FakeNetwork, int]:
@@ -54,7 +54,7 @@ def poisoned(networks: Networks, lie: str, most: int) -> tuple[FakeNetwork, int]
 def test_dust_that_is_alone_for_a_round_halts_nobody(networks: Networks) -> None:
     """One rao, while the giant is away for an update, names a theta that nobody can reproduce."""
     network, since = poisoned(networks, "theta", 1)
-    network.run_to_block(network.clock.words_by(since) + 1)
+    network.run_to_block(network.clock.vote_deadline(since) + 1)
     assert Poison.said == [since]
     network.start("big")
     network.run_to_block(network.clock.start(since + 4))
@@ -69,11 +69,11 @@ def test_dust_that_is_alone_for_a_round_halts_nobody(networks: Networks) -> None
 def test_dust_that_is_alone_for_longer_than_a_seat_lasts_halts_nobody_who_comes_back(
     networks: Networks, lie: str
 ) -> None:
-    """Then its word alone is the most of all that count, whatever it says."""
+    """Then its vote alone is the most of all that count, whatever it says."""
     away = SEAT_ROUNDS + 3
     network, since = poisoned(networks, lie, away)
     back = since + away
-    network.run_to_block(network.clock.words_by(back - 1) + 1)
+    network.run_to_block(network.clock.vote_deadline(back - 1) + 1)
     assert Poison.said == list(range(since, back))
     network.start("big")
     last = back + VAIN_ROUNDS + 1
@@ -92,7 +92,7 @@ class Mute(Miner):
         pass
 
 
-class NamesTheMute(Words):
+class NamesTheMute(Votes):
     """And nobody else; its mirror has something of the right size."""
 
     mute: PeerId
@@ -102,8 +102,8 @@ class NamesTheMute(Words):
         bucket.put(keys.mirror(run.id, round, self.mute), bytes(run.first.object_bytes), timeout_seconds=1)
         bucket.put(keys.mirror_reveal(run.id, round, self.mute), bytes(204), timeout_seconds=1)
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
-        super().speak(round, replace(ranking, order=(self.mute,)), at_commit, checked)
+    def cast(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().cast(round, replace(ranking, order=(self.mute,)), at_commit, checked)
 
 
 class KeepsNothing(Retention):

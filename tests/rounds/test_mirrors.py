@@ -72,7 +72,7 @@ def contributing(network: Network, name: str) -> dict[int, list[str]]:
 
 def copiers(network: Network, round: int, member: str) -> tuple[str, ...]:
     """The validators, by name, in the order in which they copy what this miner left."""
-    last = network.run.clock.commit_by(round)
+    last = network.run.clock.commit_deadline(round)
     chain = network.members[member].program.node.doors.chain  # type: ignore[union-attr]
     names = {one.peer: one.name for one in network.members.values()}
     miner = network.members[member].peer
@@ -152,7 +152,7 @@ def test_what_hostile_mirrors_and_a_hostile_miner_hide_an_honest_holder_gives(ne
             super().__init__(node, shards)
             if node.me != network.members["validator-3"].peer:
                 self.copies = CopiesNothing(node, self.keeper.mirror)
-                self.words.copies = self.copies
+                self.votes.copies = self.copies
 
     network = networks(3, program=Hostile, miner=Waits)
     network.begin()
@@ -162,7 +162,7 @@ def test_what_hostile_mirrors_and_a_hostile_miner_hide_an_honest_holder_gives(ne
         """One that is being decided, and in which the honest validator is not drawn for the miner."""
         head = network.world.final
         round = network.run.clock.round_at(head)
-        began, ends = network.run.clock.reveal_by(round) + 2, network.run.clock.reveal_by(round) + 8
+        began, ends = network.run.clock.reveal_deadline(round) + 2, network.run.clock.reveal_deadline(round) + 8
         if round < 1 or not began <= head <= ends:
             return None
         return round if "validator-3" not in copiers(network, round, "miner-1")[:COPIES] else None
@@ -192,7 +192,7 @@ def test_whoever_asks_for_everything_keeps_nobody_from_what_is_agreed(networks: 
             super().__init__(node, shards)
             if node.me != network.members["validator-3"].peer:
                 self.copies = CopiesNothing(node, self.keeper.mirror)
-                self.words.copies = self.copies
+                self.votes.copies = self.copies
 
     network = networks(3, program=Hostile, miners=14)
     network.begin()
@@ -206,13 +206,13 @@ def test_whoever_asks_for_everything_keeps_nobody_from_what_is_agreed(networks: 
     bucket = network.store.buckets["validator-1"]
     bucket[keys.wanted(run)] = replace(next(iter(bucket.values())), data=said)
     until(network, lambda: clock.round_at(network.world.final) == round)
-    until(network, lambda: network.world.final >= clock.reveal_by(round) + 2)
+    until(network, lambda: network.world.final >= clock.reveal_deadline(round) + 2)
     for miner in miners:
         network.store.buckets[miner.name].pop(keys.payload(run, round))
         network.store.buckets[miner.name].pop(keys.reveal(run, round))
         miner.program.node.stop_prefetch()  # type: ignore[union-attr]
         miner.program.node.state.clear_cache()  # type: ignore[union-attr]
-    until(network, lambda: network.world.final >= clock.commit_by(round + 1))
+    until(network, lambda: network.world.final >= clock.commit_deadline(round + 1))
     assert all(miner.round > round for miner in miners)
     chosen = contributors(network, round)
     assert len(miners) > network.spec.gauntlet.contributors + network.spec.gauntlet.reserve
@@ -227,7 +227,7 @@ def test_a_validator_that_comes_after_v_does_not_say_that_it_lacks_what_it_never
     until(network, lambda: network.members["validator-1"].round >= 2)
     round, late = network.members["validator-1"].round, network.members["validator-2"]
     network.kill(late)
-    until(network, lambda: network.world.final >= network.run.clock.reveal_by(round))
+    until(network, lambda: network.world.final >= network.run.clock.reveal_deadline(round))
     network.start(late)
     until(network, lambda: network.members["miner-1"].round > round)
     assert contributors(network, round)

@@ -50,8 +50,8 @@ def test_weights_are_due_by_what_the_chain_says_of_the_last_ones_and_a_restart_d
 @pytest.mark.parametrize("block", [4, 12])
 def test_weights_of_a_round_are_those_of_this_round_whether_it_was_decided_early_or_at_x(block: int) -> None:
     run = Run(toy_spec({"gauntlet.weight_rounds": 2}))
-    set_in = run.clock.reveal_by(3) + block
-    assert [is_due(run, round, set_in, run.clock.words_by(round)) for round in (4, 5)] == [False, True]
+    set_in = run.clock.reveal_deadline(3) + block
+    assert [is_due(run, round, set_in, run.clock.vote_deadline(round)) for round in (4, 5)] == [False, True]
 
 
 def test_weights_that_are_revealed_are_read_back_and_audited(networks: Networks, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_weights_that_are_revealed_are_read_back_and_audited(networks: Networks,
     assert told(network, "weights_standing") == [2, max(round for round in paid(network) if round < 6)]
     assert told(network, "weights_refused") == []
     assert [event["block"] for event in network["validator"].events("weights_standing")] == [EPOCH, 2 * EPOCH]
-    network.run_to_block(network.clock.words_by(6))
+    network.run_to_block(network.clock.vote_deadline(6))
     network.close()
     findings = {round: audits(network, round, tmp_path)["validator"].findings for round in (0, 2, 6)}
     assert findings[2] == ()
@@ -103,7 +103,7 @@ def test_weights_that_the_chain_takes_and_never_reveals_are_told(networks: Netwo
     network = concealed(networks)
     network.start()
     network.run_until(2)
-    network.run_to_block(network.clock.words_by(1))
+    network.run_to_block(network.clock.vote_deadline(1))
     peer = network["validator"].peer
     network.world.set_stake(peer, 100, False)
     network.run_to_block(EPOCH)

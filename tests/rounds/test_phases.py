@@ -307,7 +307,7 @@ def test_likely_contributors_are_fetched_before_the_selection_and_only_once(netw
     network.start("validator")
     network.start("miner-1", "miner-2", "miner-3", role=waiting)
     network.run_until(1)
-    network.run_to_block(network.clock.commit_by(1) + 1)
+    network.run_to_block(network.clock.commit_deadline(1) + 1)
     cache = network["miner-1"].node.state.cache
     others = [cached(cache, network[name].peer, keys.payload(run, 1)) for name in ("miner-2", "miner-3")]
     network.wait_for(lambda: all(path.exists() for path in others))
@@ -337,7 +337,7 @@ def test_whoever_may_fill_a_place_is_fetched_before_the_selection_too(networks: 
     network.store.before = watch
     network.start("miner-1", role=waiting)
     network.start("validator", "miner-2", "miner-3", "miner-4")
-    network.run_to_block(network.clock.commit_by(0) + 1)
+    network.run_to_block(network.clock.commit_deadline(0) + 1)
     cache = network["miner-1"].node.state.cache
     others = [cached(cache, network[name].peer, keys.payload(run, 0)) for name in ("miner-2", "miner-3")]
     network.wait_for(lambda: all(path.exists() for path in others))
@@ -379,9 +379,9 @@ def test_a_bucket_that_stalls_a_prefetch_does_not_delay_the_round(networks: Netw
     network.run_until(1)
     cache = network["miner-1"].node.state.cache
     good = cached(cache, network["miner-3"].peer, keys.payload(run, 1))
-    network.run_to_block(network.clock.commit_by(1))
+    network.run_to_block(network.clock.commit_deadline(1))
     network.store.faults["miner-2"] = Faults(stalls=True)
-    network.run_to_block(network.clock.commit_by(1) + 1)
+    network.run_to_block(network.clock.commit_deadline(1) + 1)
     network.wait_for(good.exists)
     network.run_until(2)
     assert hotkey(network["miner-3"].peer) in network["miner-1"].contributing(1)

@@ -33,7 +33,7 @@ class GivesNothing(Validator):
     def __init__(self, node: Node, shards: Any) -> None:
         super().__init__(node, shards)
         self.copies = CopiesNothing(node, self.keeper.mirror)
-        self.words.copies = self.copies
+        self.votes.copies = self.copies
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def answers(network: Network, name: str) -> RepairAnswers:
 def follows(network: Network, member: Member) -> bool:
     """Whether it stands where all others do."""
     both = [one.program for one in (member, network.members["miner-2"]) if one.up and one.program is not None]
-    return len(both) == 2 and member.round >= 0 and len({program.node.state.claim for program in both}) == 1
+    return len(both) == 2 and member.round >= 0 and len({program.node.state.ref for program in both}) == 1
 
 
 def end_of(network: Network, round: int) -> None:
     """Let everybody live until this round's payloads may go up."""
-    until(network, lambda: network.world.final >= network.run.clock.words_by(round))
+    until(network, lambda: network.world.final >= network.run.clock.vote_deadline(round))
 
 
 def newcomer(network: Network) -> Member:
@@ -160,7 +160,7 @@ def test_whoever_asks_for_everything_gets_a_selection_a_round_and_no_miner_is_la
         if (call.bucket, call.verb) == ("miner-2", "put") and "/mirror/" in call.key:
             head = network.world.final
             round = clock.round_at(head)
-            assert clock.commit_by(round) <= head <= clock.words_by(round)
+            assert clock.commit_deadline(round) <= head <= clock.vote_deadline(round)
             put.setdefault(round, set()).add(call.key)
 
     network.store.before = watch

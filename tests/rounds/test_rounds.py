@@ -45,7 +45,7 @@ class SilentInRoundOne(Validator):
         if round != 1:
             return super().play(round)
         self.node.advance(round)
-        self.node.wait_for(self.node.clock.words_by(round), "the round to pass")
+        self.node.wait_for(self.node.clock.vote_deadline(round), "the round to pass")
 
 
 def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Networks) -> None:
@@ -56,7 +56,7 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     network.start()
     try:
         network.run_until(2)
-        network.run_to_block(network.clock.commit_by(2) - 1)
+        network.run_to_block(network.clock.commit_deadline(2) - 1)
     finally:
         logger.remove(sink)
 
@@ -142,7 +142,7 @@ def test_a_server_that_stalls_costs_only_its_owner(networks: Networks) -> None:
     network = networks(miners=3)
     network.store.faults["miner-3"] = Faults(stalls=True)
     network.start()
-    network.run_to_block(network.clock.commit_by(0))
+    network.run_to_block(network.clock.commit_deadline(0))
     network.run_until(1)
     assert sorted(network["validator"].contributing(0)) == names(network, "miner-1", "miner-2")
     assert reasons(network, 0) == {hotkey(network["miner-3"].peer): "MISSING"}
@@ -154,7 +154,7 @@ def test_a_pointer_that_may_not_be_followed_costs_only_its_owner(networks: Netwo
     network.start("validator", "miner-1", "miner-2")
     network.run_until(SEAT_ROUNDS + 2)
     network.assert_agreement()
-    # The stranger has most stake and never says a word: it counts until it could have.
+    # The stranger has most stake and never says a vote: it counts until it could have.
     assert network["validator"].voids() == list(range(SEAT_ROUNDS))
     assert network["validator"].contributing(SEAT_ROUNDS + 1) == names(network, "miner-1")
 
@@ -199,7 +199,12 @@ def test_forks_below_finality_change_no_decision(networks: Networks) -> None:
     moments = [
         block + offset
         for round in (0, 1)
-        for block in (clock.start(round), clock.commit_by(round), clock.reveal_by(round) + 3, clock.words_by(round))
+        for block in (
+            clock.start(round),
+            clock.commit_deadline(round),
+            clock.reveal_deadline(round) + 3,
+            clock.vote_deadline(round),
+        )
         for offset in (1, 5)
     ]
 

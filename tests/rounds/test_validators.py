@@ -7,8 +7,8 @@ from typing import Any
 from gauntlet.agreement import SEAT_ROUNDS, abstention
 from murmur.node.state.saved import Consensus, Snapshot
 from murmur.protocol import keys
-from murmur.protocol.types import Digest, Word
-from murmur.rounds.words import Words
+from murmur.protocol.types import Digest, Vote
+from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
 from murmur.training.replica import parse_outer
 from sparseloco.digest import theta_digest
@@ -32,14 +32,14 @@ def assert_one_branch(network: FakeNetwork, last: int) -> None:
     assert max(found) >= last
 
 
-def test_of_two_equal_validators_one_goes_on_alone_once_the_word_of_the_other_is_too_old(networks: Networks) -> None:
+def test_of_two_equal_validators_one_goes_on_alone_once_the_vote_of_the_other_is_too_old(networks: Networks) -> None:
     network = networks(miners=1, validators={"first": 100, "second": 100})
     network.start()
     network.run_until(1)
     network.kill("first")
     network.run_until(SEAT_ROUNDS + 4)
     assert_one_branch(network, SEAT_ROUNDS + 3)
-    # It has half of the stake, and counts for so many rounds after its last word.
+    # It has half of the stake, and counts for so many rounds after its last vote.
     assert all(1 <= round <= SEAT_ROUNDS + 1 for round in network["second"].voids())
 
 
@@ -58,38 +58,38 @@ def test_strangers_with_permits_count_for_nothing_cost_no_round_and_are_asked_fo
         assert member.node.sources().validators() == [network["validator"].peer]
 
 
-class Liar(Words):
+class Liar(Votes):
     """Says something else in every round."""
 
-    def send(self, round: int, word: Word) -> int | None:
+    def send(self, round: int, vote: Vote) -> int | None:
         node = self.node
         everyone = sum(1 << p.uid for p in node.doors.chain.peers(node.head()) if not p.validates and p.uid)
         nowhere, nothing = Digest(bytes([7] * 32)), Digest(bytes(32))
         match round:
             case 0:
-                word = replace(word, theta=nowhere)
+                vote = replace(vote, theta=nowhere)
             case 1:
-                word = replace(word, previous=nowhere)
+                vote = replace(vote, previous=nowhere)
             case 2:
-                word = replace(word, bitmap=word.bitmap | 1)  # the owner has committed nothing
+                vote = replace(vote, bitmap=vote.bitmap | 1)  # the owner has committed nothing
             case 3:
-                word = replace(word, bitmap=everyone)  # one more than may contribute
+                vote = replace(vote, bitmap=everyone)  # one more than may contribute
             case 4:
-                node.wait_for(node.clock.words_by(round) - 1, "the last moment")
+                node.wait_for(node.clock.vote_deadline(round) - 1, "the last moment")
             case 5:
-                super().send(round, replace(word, theta=nowhere))
+                super().send(round, replace(vote, theta=nowhere))
             case 6:
-                super().send(round, word)
-                node.wait_for(node.clock.words_by(round) - 1, "the last moment")
-                word = replace(word, theta=nowhere)
+                super().send(round, vote)
+                node.wait_for(node.clock.vote_deadline(round) - 1, "the last moment")
+                vote = replace(vote, theta=nowhere)
             case 7:
-                super().send(round, word)
-                word = abstention(round)
+                super().send(round, vote)
+                vote = abstention(round)
             case 8:
-                word = replace(word, theta=nothing, previous=nothing)  # names peers, and no state
+                vote = replace(vote, theta=nothing, previous=nothing)  # names peers, and no state
             case 9:
                 return None
-        return super().send(round, word)
+        return super().send(round, vote)
 
 
 LIES = 10
@@ -109,7 +109,7 @@ def test_a_third_that_lies_in_every_round_voids_none_and_moves_nobody_apart(netw
         assert len(network["miner-1"].contributing(round)) == 1
 
 
-class Withholder(Words):
+class Withholder(Votes):
     """Copies nothing, whoever lacks it."""
 
     def hold(self, round: int, at_commit: Any, checked: Any) -> None:

@@ -95,7 +95,7 @@ def _links(there: OpenedNetwork, run: Run, newest: Stated | None, block: int) ->
         bucket = f"{slot.pointer.endpoint}/{slot.pointer.bucket}"
     lines = [f"bucket     {bucket}"]
     if newest is None:
-        return [*lines, "link       unknown: no validator has posted a word recently"]
+        return [*lines, "link       unknown: no validator has posted a vote recently"]
     if newest.link == first_link(run.id):
         what = "no round has been agreed yet"
     else:

@@ -1,21 +1,21 @@
-"""The chain's part of a round: the selection, by the real rules over words that validators would post, and the
+"""The chain's part of a round: the selection, by the real rules over votes that validators would post, and the
 combination of their weights."""
 
 from collections.abc import Mapping, Sequence
 
-from gauntlet.agreement import Agreed, Log, Post, abstention, agreed, word_for
+from gauntlet.agreement import Agreed, Log, Post, abstention, agreed, vote_for
 from murmur.lab.arena.stage import POINTER
 from murmur.protocol.messages import first_link
 from murmur.protocol.run import Run
-from murmur.protocol.types import Digest, Peer, PeerId, Slot, Uid
+from murmur.protocol.types import Digest, Peer, PeerId, Slot, StateRef, Uid
 
 
-class Words:
-    """The validators' words, round after round. `stakes` in rao, of validators in the order of their uids from 0."""
+class Votes:
+    """The validators' votes, round after round. `stakes` in rao, of validators in the order of their uids from 0."""
 
     def __init__(self, run: Run, stakes: Mapping[PeerId, int]) -> None:
         self._run, self._stakes = run, stakes
-        self._said: dict[PeerId, Slot] = {peer: Slot(0, POINTER, abstention(0)) for peer in stakes}
+        self._slots: dict[PeerId, Slot] = {peer: Slot(0, POINTER, abstention(0)) for peer in stakes}
         self._link = first_link(run.id)
 
     def decide(
@@ -26,21 +26,21 @@ class Words:
         miners: Sequence[Peer],
         names: Mapping[PeerId, Sequence[Uid]],
     ) -> Agreed:
-        """Return the decision of the round's chain state after every validator has posted its word. `miners` carry the
+        """Return the decision of the round's chain state after every validator has posted its vote. `miners` carry the
         incentive from the weights so far (Peer.incentive)."""
-        at_commit, block = self._peers(miners), self._run.clock.words_by(round)
-        words = {peer: word_for(round, names[peer], (theta, self._link)) for peer in self._stakes}
-        log = Log(at_commit, commit_hash, tuple(Post(block, peer, word) for peer, word in words.items()))
+        at_commit, block = self._peers(miners), self._run.clock.vote_deadline(round)
+        votes = {peer: vote_for(round, names[peer], StateRef(theta, self._link)) for peer in self._stakes}
+        log = Log(at_commit, commit_hash, tuple(Post(block, peer, vote) for peer, vote in votes.items()))
         decision = agreed(self._run, round, log, block, block)
         assert decision is not None
-        for peer, word in words.items():
-            self._said[peer] = Slot(block, POINTER, word)
+        for peer, vote in votes.items():
+            self._slots[peer] = Slot(block, POINTER, vote)
         self._link = decision.link or self._link
         return decision
 
     def _peers(self, miners: Sequence[Peer]) -> list[Peer]:
         validators = [
-            Peer(peer, Uid(uid), stake, True, slot=self._said[peer])
+            Peer(peer, Uid(uid), stake, True, slot=self._slots[peer])
             for uid, (peer, stake) in enumerate(self._stakes.items())
         ]
         return [*validators, *miners]

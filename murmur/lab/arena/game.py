@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gauntlet.checks import Gathered
-from murmur.lab.arena.agree import Words, incentives, pooled
+from murmur.lab.arena.agree import Votes, incentives, pooled
 from murmur.lab.arena.attack import Attack
 from murmur.lab.arena.players import Honest, Lesson, Past, Player, Sending, View
 from murmur.lab.arena.policies import POLICIES, Policy, Round
@@ -114,7 +114,7 @@ class Game:
         self.validators = [PeerId(named("validator", scenario.seed, index)) for index in range(scenario.validators)]
         self.judges: dict[PeerId, Policy] = {peer: POLICIES[scenario.policy]() for peer in self.validators}
         self.stakes = dict.fromkeys(self.validators, STAKE)
-        self.words = Words(self.run, self.stakes)
+        self.votes = Votes(self.run, self.stakes)
         self.incentives: dict[PeerId, int] = {}
         """As of the last round, in which a hotkey was paid."""
         self.liar = next((a.validator for a in scenario.attacks if a.validator != "honest"), None)
@@ -138,7 +138,7 @@ class Game:
             own = [uids[peer] for peer in friends if peer in checked.committed]
             names[self.validators[-1]] = own if self.liar == "lying" else []
         miners = [replace(item.peer, incentive=self.incentives.get(item.peer.id, 0)) for item in gathered]
-        decision = self.words.decide(number, rounds[witness].commit_hash, digest, miners, names)
+        decision = self.votes.decide(number, rounds[witness].commit_hash, digest, miners, names)
         selection = decision.selection
         contributing = frozenset(peer for peer, _ in selection.contributing) if selection else frozenset[PeerId]()
 
@@ -223,7 +223,7 @@ class Game:
                 found.append(Gathered(Peer(peer, uid, 0, False, slot=Slot(0, POINTER))))
                 continue
             mine, sending = sealed[peer], sendings[peer]
-            by = self.run.clock.commit_by(number)
+            by = self.run.clock.commit_deadline(number)
             slot = Slot(by + 1 if sending.late else by, POINTER, Commitment(number, mine.digest))
             reveal = Reveal(self.run.id, number, peer, mine.key, sync_proof(sending.holds, peer))
             signed = replace(reveal, signature=Signer(peer).sign(reveal.signed_part))

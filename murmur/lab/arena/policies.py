@@ -162,7 +162,7 @@ class Published:
         clock, committed = round.spec.rounds_clock, set()
         for item in round.gathered:
             peer = item.peer.id
-            if commitment(item.peer, round.number, clock.commit_by(round.number)) is not None:
+            if commitment(item.peer, round.number, clock.commit_deadline(round.number)) is not None:
                 committed.add(peer)
             if peer not in committed or item.payload is None or item.reveal is None:
                 rejected[peer] = Rejection(peer, Reason.LATE if item.late else Reason.MISSING, "nothing in time")

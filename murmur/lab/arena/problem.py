@@ -7,7 +7,7 @@ shows that a peer trained on it.
 
 How strong that is, by sixteen honest peers over 30 rounds of one seed, in rounds 0 to 3, 4 to 11 and 12 to 29: honest
 gap 0.119, 0.058, 0.149; its standard deviation over its mean 0.78, 0.92, 0.45 (decision 0009, local network's model:
-1.2 and 0.47 in the first two); overlap of honest pairs 0.36, 0.22, 0.16 on average, 0.54, 0.38, 0.29 at most.
+1.2 and 0.47 in the first two); overlap of honest states 0.36, 0.22, 0.16 on average, 0.54, 0.38, 0.29 at most.
 """
 
 from collections.abc import Mapping, Sequence

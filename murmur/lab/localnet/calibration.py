@@ -55,15 +55,15 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, subnet:
     # From D on. A miner has until the next D, since it trains from the result that it expects.
     work = blocks("advance", "compute", "upload", "commit", margin=WORK_MARGIN)
     reveal = max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
-    words = reveal + 2 * blocks("check", "commit")  # its word, and the names that it adds
+    votes = reveal + 2 * blocks("check", "commit")  # its vote, and the names that it adds
     scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN)
-    round_blocks = max(work, words + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
-    commit = round_blocks - 1 - words
+    round_blocks = max(work, votes + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
+    commit = round_blocks - 1 - votes
     return {
         "round_blocks": round_blocks,
         "commit": commit,
         "reveal": commit + reveal,
-        "words": commit + words,
+        "words": commit + votes,
         "tempo": subnet.tempo,
         "weights_rate_limit": subnet.weights_rate_limit,
         "block_seconds": block_seconds,

@@ -85,7 +85,7 @@ class Aftermath:
 
     def explained(self, round: int) -> bool:
         """Whether half of the validators, or a server, were disturbed in that round. All validators have the same stake
-        here, so the words of the other half are no majority."""
+        here, so the votes of the other half are no majority."""
         validators = [name for name, role in self.roles.items() if role == "validator"]
         return 2 * sum(self.excused(name, round) for name in validators) >= len(validators)
 

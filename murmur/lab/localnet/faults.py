@@ -48,7 +48,7 @@ class Unrevealed(Miner):
     """Commits and keeps the key."""
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
-        self.node.wait_for(self.node.clock.reveal_by(round), "the moment when keys no longer count")
+        self.node.wait_for(self.node.clock.reveal_deadline(round), "the moment when keys no longer count")
 
 
 class BadKey(Miner):
@@ -62,7 +62,7 @@ class Late(Miner):
     """Commits after block D."""
 
     def commit(self, round: int, sealed: SealedRound) -> None:
-        self.node.wait_for(self.node.clock.commit_by(round), "the commit window to close")
+        self.node.wait_for(self.node.clock.commit_deadline(round), "the commit window to close")
         self.node.post(self.commitment(round, sealed))
 
 
@@ -71,7 +71,7 @@ class Silent(Miner):
 
     def play(self, round: int) -> None:
         self.node.advance(round)
-        self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
+        self.node.wait_for(self.node.clock.commit_deadline(round), "the round to pass")
 
 
 class Oversized(Miner):
@@ -122,7 +122,7 @@ class Copycat(Miner):
             return None
         chain = node.doors.chain
         sources = node.sources()
-        for peer in chain.peers(node.clock.commit_by(round)):
+        for peer in chain.peers(node.clock.commit_deadline(round)):
             statement = peer.slot.statement if peer.slot is not None else None
             if peer.id == node.me or not isinstance(statement, Commitment) or statement.round != round:
                 continue

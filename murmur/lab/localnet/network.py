@@ -102,9 +102,9 @@ class Network:
         return (self.standing or Standing(self.devnet.url)).counts(self._pay())
 
     def blocks_left(self) -> int:
-        """Return the blocks until words on the last round no longer count, at most 0 after that. Only then can an
+        """Return the blocks until votes on the last round no longer count, at most 0 after that. Only then can an
         outside reader determine that round's agreement. Raises ChainError."""
-        return self.spec.rounds_clock.words_by(self.plan.rounds - 1) - int(self.devnet.admin().info()["finalized"])
+        return self.spec.rounds_clock.vote_deadline(self.plan.rounds - 1) - int(self.devnet.admin().info()["finalized"])
 
     def open_weights(self) -> None:
         """After the last round: stop the nodes, since no block matters to them any more, and make the chain open the

@@ -39,7 +39,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
             network = open_network(plan, say)
         try:
             table.follow(network, STALL_ROUNDS if plan.chaos is None else CHAOS_STALL_ROUNDS)
-            table.await_words(network)
+            table.await_votes(network)
             table.await_reveals(network)
             report = _write_report(network, time.monotonic() - began)
         except BaseException as fault:

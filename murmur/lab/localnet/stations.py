@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from murmur.protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, encode_selection, encode_statement
 from murmur.protocol.spec import RunSpec
-from murmur.protocol.types import DIGEST_BYTES, Commitment, Digest, PeerId, Selection, Word
+from murmur.protocol.types import DIGEST_BYTES, Commitment, Digest, PeerId, Selection, Vote
 from murmur.training.sizes import size_words
 
 ITEM_BYTES = {"uint8": 1, "fp32": 4, "int64": 8, "float64": 8}
@@ -38,7 +38,7 @@ def arrows(data: Iterable[Data]) -> str:
 
 
 class Peers(NamedTuple):
-    """How many peers take part in a round. named: those that a validator's word names."""
+    """How many peers take part in a round. named: those that a validator's vote names."""
 
     committed: int
     passed: int
@@ -73,9 +73,9 @@ def flow(spec: RunSpec, peers: Peers) -> dict[str, tuple[Data, ...]]:
             Data("records", "uint8", (peers.passed, records)),
         ),
         "order": (Data("PeerScores", "float64", (peers.passed,)), names),
-        "word": (
+        "vote": (
             names,
-            Data("word", "uint8", (len(encode_statement(Word(0, 0, digest, digest))),)),
+            Data("vote", "uint8", (len(encode_statement(Vote(0, 0, digest, digest))),)),
             Data("selection", "uint8", (len(selection),)),
         ),
         "score": (Data("text", "int64", drawn), Data("LossScores", "float64", (peers.evaluated, 2))),

@@ -84,8 +84,8 @@ class Table:
                     )
                 time.sleep(POLL_SECONDS)
 
-    def await_words(self, network: Network) -> None:
-        """Wait for the last block in which a word on the last round counts. The round was decided before, but only now
+    def await_votes(self, network: Network) -> None:
+        """Wait for the last block in which a vote on the last round counts. The round was decided before, but only now
         can it be audited. Does not wait for a chain that makes no blocks."""
         with suppress(ChainError), self.status("the last round's words"):
             left = network.blocks_left()

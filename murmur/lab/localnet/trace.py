@@ -102,7 +102,7 @@ class PlayedRound:
 
     @property
     def peers(self) -> Peers:
-        facts, last = self.facts, self.facts.run.clock.commit_by(self.facts.round)
+        facts, last = self.facts, self.facts.run.clock.commit_deadline(self.facts.round)
         evaluated = sum(row.evaluation is not None for row in self.report.rows.values())
         committed = who_committed(facts.judged.values(), facts.round, last)
         return Peers(len(committed), len(self.passed), len(self.ranking.order), evaluated, len(self.updates))
@@ -239,7 +239,7 @@ def _sending_stations(played: PlayedRound) -> Iterator[Station]:
             f"an object of {len(data):,} bytes in its own bucket{took}",
         ],
     )
-    last, reveal = clock.commit_by(facts.round), played.reveals[played.miner]
+    last, reveal = clock.commit_deadline(facts.round), played.reveals[played.miner]
     slot = next(peer.slot for peer in facts.log.commit if peer.id == played.miner)
     assert slot is not None, "a contributor has committed"
     key = sha256(reveal.key).digest()
@@ -249,7 +249,7 @@ def _sending_stations(played: PlayedRound) -> Iterator[Station]:
             f"{_short(digest)} is on chain from block {slot.block} on; D is block {last}, {last - slot.block} later; "
             f"{played.peers.committed} hotkeys committed by then",
             f"after D {who} published its key, sha256 {_short(key)}, and its in-sync proof, {_short(reveal.proof)}; "
-            f"keys count until V, block {clock.reveal_by(facts.round)}",
+            f"keys count until V, block {clock.reveal_deadline(facts.round)}",
         ],
     )
 
@@ -258,7 +258,7 @@ def _sending_stations(played: PlayedRound) -> Iterator[Station]:
 
 
 def _judging_stations(played: PlayedRound) -> Iterator[Station]:
-    """Check, order, word, score."""
+    """Check, order, vote, score."""
     rows = sorted(played.report.rows.items(), key=lambda item: item[1].uid)
     verdicts = {peer: f"{row.rejected}, {row.detail}" for peer, row in rows if row.rejected is not None}
     verdicts |= dict.fromkeys(played.passed, "passes")
@@ -282,21 +282,21 @@ def _judging_stations(played: PlayedRound) -> Iterator[Station]:
             + (f"{earning} hotkeys have one" if earning else "nobody has one yet"),
         ],
     )
-    yield "word", _word_lines(played)
+    yield "vote", _vote_lines(played)
     yield "score", _score_lines(played)
 
 
-def _word_lines(played: PlayedRound) -> list[str]:
-    """The words on chain, and the selection that they come to."""
+def _vote_lines(played: PlayedRound) -> list[str]:
+    """The votes on chain, and the selection that they come to."""
     facts, called = played.facts, {peer.uid: played.called(peer.id) for peer in played.facts.log.commit}
-    selection, after = facts.decision.selection, facts.decision.block - facts.run.clock.commit_by(facts.round)
+    selection, after = facts.decision.selection, facts.decision.block - facts.run.clock.commit_deadline(facts.round)
     assert selection is not None
     lines = []
     for post in facts.log.posts:
-        who = ", ".join(called[uid] for uid in named(post.word)) or "nobody"
-        state = f"theta {_short(post.word.theta)} and previous link {_short(post.word.previous)}"
-        word = "abstains" if post.word.pair is None else f"holds {state}, and names {who}"
-        lines.append(f"{played.called(post.peer)} in block {post.block}: {word}")
+        who = ", ".join(called[uid] for uid in named(post.vote)) or "nobody"
+        state = f"theta {_short(post.vote.theta)} and previous link {_short(post.vote.previous)}"
+        vote = "abstains" if post.vote.state_ref is None else f"holds {state}, and names {who}"
+        lines.append(f"{played.called(post.peer)} in block {post.block}: {vote}")
     return [
         *lines,
         f"decided in block {facts.decision.block}, {after} after D: more than half of the stake names "
@@ -359,7 +359,7 @@ def _short(digest: bytes) -> str:
 
 def _report(facts: Facts, archive: Archive) -> tuple[PeerId, Report]:
     """The report of the validator with the most stake that has one. Raises ConfigError."""
-    for validator in mirrors(facts.run, facts.run.clock.commit_by(facts.round), facts.log.commit):
+    for validator in mirrors(facts.run, facts.run.clock.commit_deadline(facts.round), facts.log.commit):
         with suppress(MurmurError):
             return validator, archive.report(validator, facts.round)[0]
     raise ConfigError(f"no validator has left a report of round {facts.round}: see logs/ in the run folder")

@@ -1,5 +1,5 @@
 """Attackers of the run: validators with a minority of the stake that do all the work of an honest one and then lie in
-their words; and miners without stake that show each validator another face.
+their votes; and miners without stake that show each validator another face.
 
 Hostile validators agree on one lie per round, drawn from the run and the round, so that they lie with all their stake.
 Their servers answer as they like.
@@ -18,10 +18,10 @@ from murmur.node.node import Node
 from murmur.protocol.errors import ChainError, ObjectMissing
 from murmur.protocol.messages import first_link
 from murmur.protocol.spec import GauntletSpec
-from murmur.protocol.types import Digest, Page, PeerId, Word
+from murmur.protocol.types import Digest, Page, PeerId, Vote
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 
 EVERYBODY = (1 << 12) - 1
 LIES = (
@@ -31,7 +31,7 @@ LIES = (
     "invented theta",
     "invented link",
     "theta_0",
-    "an old pair",
+    "an old state",
     "nobody",
     "one peer",
     "everybody",
@@ -40,10 +40,10 @@ LIES = (
     "contradicts",
     "says it late",
 )
-"""`takes back`: an honest word, overwritten with one that names no peer. `contradicts`: overwritten with another pair.
+"""`takes back`: an honest vote, overwritten with one that names no peer. `contradicts`: overwritten with another state.
 `says it late`: only in the last blocks before X."""
 AT_ONCE = 0.5
-"""Share of the rounds in which a second word follows the first at once instead of shortly before X."""
+"""Share of the rounds in which a second vote follows the first at once instead of shortly before X."""
 
 SERVERS = ("honest", "dead", "stalls", "lies")
 """Behaviour of all hostile validators' servers in a round: mirrors, checkpoints and links."""
@@ -59,61 +59,61 @@ def serves(run: Digest, round: int) -> str:
     return random.Random(f"servers {run.hex()} {round}").choice(SERVERS)
 
 
-def told(word: Word, run: Digest, start: Digest | None, old: tuple[Digest, Digest] | None) -> list[Word]:
-    """Return the words sent in place of an honest one, in order. start: the digest of theta_0; old: a pair of an
+def told(vote: Vote, run: Digest, start: Digest | None, old: tuple[Digest, Digest] | None) -> list[Vote]:
+    """Return the votes sent in place of an honest one, in order. start: the digest of theta_0; old: a state of an
     earlier round; each None while unknown."""
-    kind, draw = lie(run, word.round), random.Random(f"{run.hex()} {word.round}")
+    kind, draw = lie(run, vote.round), random.Random(f"{run.hex()} {vote.round}")
     invented = Digest(draw.randbytes(32))
     other = {
         "silent": [],
-        "abstains": [abstention(word.round)],
-        "invented theta": [replace(word, theta=invented)],
-        "invented link": [replace(word, previous=invented)],
-        "nobody": [replace(word, bitmap=0)],
-        "one peer": [replace(word, bitmap=word.bitmap & -word.bitmap)],
-        "everybody": [replace(word, bitmap=EVERYBODY)],
-        "strangers": [replace(word, bitmap=1 << 200)],
-        "takes back": [word, replace(word, bitmap=0)],
-        "contradicts": [word, replace(word, theta=invented)],
+        "abstains": [abstention(vote.round)],
+        "invented theta": [replace(vote, theta=invented)],
+        "invented link": [replace(vote, previous=invented)],
+        "nobody": [replace(vote, bitmap=0)],
+        "one peer": [replace(vote, bitmap=vote.bitmap & -vote.bitmap)],
+        "everybody": [replace(vote, bitmap=EVERYBODY)],
+        "strangers": [replace(vote, bitmap=1 << 200)],
+        "takes back": [vote, replace(vote, bitmap=0)],
+        "contradicts": [vote, replace(vote, theta=invented)],
     }
     if start is not None:
-        other["theta_0"] = [replace(word, theta=start, previous=first_link(run))]
+        other["theta_0"] = [replace(vote, theta=start, previous=first_link(run))]
     if old is not None:
-        other["an old pair"] = [replace(word, theta=old[0], previous=old[1])]
-    return other.get(kind, [word])
+        other["an old state"] = [replace(vote, theta=old[0], previous=old[1])]
+    return other.get(kind, [vote])
 
 
-class HostileWords(Words):
-    """Sends other words than the honest ones."""
+class HostileVotes(Votes):
+    """Sends other votes than the honest ones."""
 
     starts: ClassVar[dict[Digest, Digest]] = {}
     """theta_0 by run: the state of all nodes while nothing has been agreed."""
-    pairs: ClassVar[dict[Digest, list[tuple[Digest, Digest]]]] = {}
-    """By run, the pairs that were ever held."""
+    refs: ClassVar[dict[Digest, list[tuple[Digest, Digest]]]] = {}
+    """By run, the states that were ever held."""
 
-    def send(self, round: int, word: Word) -> int | None:
+    def send(self, round: int, vote: Vote) -> int | None:
         node = self.node
         run = node.run.id
-        known = self.pairs.setdefault(run, [])
-        if word.pair is not None:
-            if word.previous == first_link(run):
-                self.starts.setdefault(run, word.theta)
-            known.append(word.pair)
+        known = self.refs.setdefault(run, [])
+        if vote.state_ref is not None:
+            if vote.previous == first_link(run):
+                self.starts.setdefault(run, vote.theta)
+            known.append(vote.state_ref)
         old = random.Random(f"old {run.hex()} {round}").choice(known) if known else None
-        words = told(word, run, self.starts.get(run), old)
+        votes = told(vote, run, self.starts.get(run), old)
         if lie(run, round) == "says it late":
             self._wait(node, round)
-        block = super().send(round, words[0]) if words else None
+        block = super().send(round, votes[0]) if votes else None
         at_once = random.Random(f"at once {run.hex()} {round}").random() < AT_ONCE
-        for later in words[1:]:
+        for later in votes[1:]:
             if not at_once:
                 self._wait(node, round)
             block = super().send(round, later)
         return block
 
     def _wait(self, node: Node, round: int) -> None:
-        """Wait until the last moment at which a word still counts."""
-        last = node.clock.words_by(round) - node.run.first.clock.finality_blocks - 2
+        """Wait until the last moment at which a vote still counts."""
+        last = node.clock.vote_deadline(round) - node.run.first.clock.finality_blocks - 2
         try:
             node.wait_for(last, "the last moment")
         except ChainError:
@@ -121,9 +121,9 @@ class HostileWords(Words):
 
 
 class HostileValidator(Validator):
-    """A validator whose words are lies."""
+    """A validator whose votes are lies."""
 
-    speaking = HostileWords
+    voting = HostileVotes
 
 
 @dataclass

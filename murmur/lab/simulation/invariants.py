@@ -42,7 +42,7 @@ class Result:
     void_rounds: int = 0
     void_unexplained: int = 0
     disagreements: int = 0
-    """Disagreements between honest nodes, or between one and the outcome of the words on chain."""
+    """Disagreements between honest nodes, or between one and the outcome of the votes on chain."""
     halted: bool = False
     honest_faults_booked: int = 0
     recovery_rounds_p99: float = 0.0
@@ -211,16 +211,16 @@ class Witness:
         """Return why a round had to be void; None when the rules promise that it is not."""
         network = self._network
         clock = network.run.clock
-        begin, end = self._time(clock.commit_by(number)), self._now
+        begin, end = self._time(clock.commit_deadline(number)), self._now
         if self._hit([incident for incident in self._world if incident.kind in NO_CHAIN], begin, end):
             return "the chain"
         miners = [m for m in network.members.values() if not m.validates and not m.gone]
         away = [
             m
             for m in miners
-            if self._hit_or_down(m, self._time(clock.start(number)), self._time(clock.reveal_by(number)))
+            if self._hit_or_down(m, self._time(clock.start(number)), self._time(clock.reveal_deadline(number)))
         ]
-        peers = network.world.state(clock.commit_by(number)).peers
+        peers = network.world.state(clock.commit_deadline(number)).peers
         stakes = electorate(network.run, number, peers)
         out = {
             peer: stake
@@ -247,7 +247,7 @@ class Witness:
             begin, end = self._time(clock.start(number - 1)), self._time(clock.sample_block(number))
             if self._hit(self._world, begin, end) or self._hit_or_down(peer, begin, end):
                 continue
-            if self._hit_or_down(member, self._time(clock.commit_by(number)), end):
+            if self._hit_or_down(member, self._time(clock.commit_deadline(number)), end):
                 continue
             if self._by_chance(address, number, row):
                 continue
@@ -318,7 +318,7 @@ class Witness:
             self._after_calm(number)
 
     def _ask(self, number: int) -> None:
-        """Check that the contributors that honest nodes applied for a round follow from the words."""
+        """Check that the contributors that honest nodes applied for a round follow from the votes."""
         if number < 0:
             return
         applied = self._applied_by.pop(number, [])
@@ -328,7 +328,7 @@ class Witness:
             if contributing != expected:
                 self.result.disagreements += 1
                 told = "nobody" if not expected else f"{len(expected)} others"
-                self._broke(f"{name} has applied {len(contributing)} in round {number}; by the words it is {told}")
+                self._broke(f"{name} has applied {len(contributing)} in round {number}; by the votes it is {told}")
 
     def _published(self, member: Member) -> int:
         """Return the round of the newest checkpoint that the member publishes, 0 for none."""

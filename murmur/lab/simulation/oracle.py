@@ -1,5 +1,5 @@
 """The correct agreement, as an observer that misses nothing computes it: from every block's state and a memory of all
-words, by the rules as plain_agreement.py has them (docs/simulation.md)."""
+votes, by the rules as plain_agreement.py has them (docs/simulation.md)."""
 
 from dataclasses import dataclass, field
 
@@ -7,16 +7,16 @@ from gauntlet.agreement import Log, Post
 from murmur.lab.simulation.plain_agreement import (
     MEMORY_ROUNDS,
     SEAT_ROUNDS,
-    Spoken,
+    LastVotes,
     plain_agreed,
     plain_link,
-    plain_pair,
+    plain_ref,
     plain_shares,
     plain_start,
 )
 from murmur.lab.simulation.world import World
 from murmur.protocol.run import Run
-from murmur.protocol.types import Digest, PeerId, Word
+from murmur.protocol.types import Digest, PeerId, Vote
 
 
 @dataclass
@@ -26,15 +26,15 @@ class Oracle:
     run: Run
     _seen: int = 0
     """The last block that was read."""
-    _words: dict[int, list[Post]] = field(default_factory=dict)
-    """By round, every word that was ever in a final block."""
+    _votes: dict[int, list[Post]] = field(default_factory=dict)
+    """By round, every vote that was ever in a final block."""
     _wrote: dict[PeerId, list[tuple[int, int | None]]] = field(default_factory=dict)
-    """By hotkey: the blocks in which it has written, and the round of the word. A hotkey that overwrites its word with
+    """By hotkey: the blocks in which it has written, and the round of the vote. A hotkey that overwrites its vote with
     anything else has given up its seat."""
     _link: Digest | None = None
     """The link at which the run stands; None before its first round."""
     _theta: Digest | None = None
-    """The theta at which it stands; None while no word has named it."""
+    """The theta at which it stands; None while no vote has named it."""
 
     def look(self, world: World) -> None:
         """Record every block that became final."""
@@ -42,11 +42,11 @@ class Oracle:
             for peer in world.state(block).peers:
                 if peer.slot is None or peer.slot.block != block:
                     continue
-                word, last = peer.slot.statement, None
-                if isinstance(word, Word) and block > self._opened(word.round):
-                    self._words.setdefault(word.round, []).append(Post(block, peer.id, word))
-                    last = word.round
-                elif isinstance(word, Word) and word.round == 0 and not any(word.theta) and not word.bitmap:
+                vote, last = peer.slot.statement, None
+                if isinstance(vote, Vote) and block > self._opened(vote.round):
+                    self._votes.setdefault(vote.round, []).append(Post(block, peer.id, vote))
+                    last = vote.round
+                elif isinstance(vote, Vote) and vote.round == 0 and not any(vote.theta) and not vote.bitmap:
                     last = -1
                 self._wrote.setdefault(peer.id, []).append((block, last))
         self._seen = world.final
@@ -60,15 +60,15 @@ class Oracle:
         log = Log(
             world.state(opened, archive=True).peers,
             world.header(opened, archive=True).hash,
-            tuple(self._words.get(round, ())),
+            tuple(self._votes.get(round, ())),
         )
-        spoke = self._spoken(round, opened, log)
-        voters = plain_shares(spoke, round, SEAT_ROUNDS, ever=True)
-        remembered = plain_shares(spoke, round, MEMORY_ROUNDS, ever=False)
-        held = plain_pair(voters, log.posts, closed)
+        voted = self._last_votes(round, opened, log)
+        voters = plain_shares(voted, round, SEAT_ROUNDS, ever=True)
+        remembered = plain_shares(voted, round, MEMORY_ROUNDS, ever=False)
+        held = plain_ref(voters, log.posts, closed)
         link = self._link or plain_start(self.run)
-        goes_on = held is not None and held[1] == link and self._theta in (None, held[0])
-        if held is None or not (goes_on or held == plain_pair(remembered, log.posts, closed)):
+        goes_on = held is not None and held.link == link and self._theta in (None, held.theta)
+        if held is None or not (goes_on or held == plain_ref(remembered, log.posts, closed)):
             return None
         self._theta, self._link = held
         agreed = plain_agreed(self.run, round, log, voters, closed, closed)
@@ -82,9 +82,9 @@ class Oracle:
         clock = self.run.first.clock
         return clock.start_block + round * clock.round_blocks + clock.commit
 
-    def _spoken(self, round: int, opened: int, log: Log) -> list[Spoken]:
+    def _last_votes(self, round: int, opened: int, log: Log) -> list[LastVotes]:
         """Return the validators that have spoken, from memory: a slot shows only what was written last."""
-        found: list[Spoken] = []
+        found: list[LastVotes] = []
         for peer in log.commit:
             if not peer.validates:
                 continue

@@ -1,4 +1,4 @@
-"""A second implementation of what words come to (gauntlet/agreement.py): lists and loops, from the rules as written. It
+"""A second implementation of what votes come to (gauntlet/agreement.py): lists and loops, from the rules as written. It
 shares nothing with the product but the values, so that a fault there is seen.
 
 The oracle of simulated networks follows it, and tests compare it with the product on random rounds and histories.
@@ -9,14 +9,14 @@ from fractions import Fraction
 from functools import cache
 from hashlib import sha256, shake_256
 
-from gauntlet.agreement import Agreed, Log, Pair, Post
+from gauntlet.agreement import Agreed, Log, Post
 from murmur.protocol.run import Run
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, Word
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, StateRef, Vote
 
 SEAT_ROUNDS = 4
 MEMORY_ROUNDS = 64
 
-Spoken = tuple[Peer, int]
+LastVotes = tuple[Peer, int]
 """A validator, and the round for which it spoke last."""
 Voters = Sequence[tuple[PeerId, Fraction]]
 Runner = tuple[Peer, Digest]
@@ -26,32 +26,32 @@ def plain_block(run: Run, round: int, offset: int) -> int:
     return run.first.clock.start_block + round * run.first.clock.round_blocks + offset
 
 
-def plain_last_word(run: Run, peer: Peer) -> int | None:
-    """The round that the word in a slot is for, -1 for an announcement."""
-    if not peer.validates or peer.slot is None or not isinstance(peer.slot.statement, Word):
+def plain_last_vote(run: Run, peer: Peer) -> int | None:
+    """The round that the vote in a slot is for, -1 for an announcement."""
+    if not peer.validates or peer.slot is None or not isinstance(peer.slot.statement, Vote):
         return None
-    word = peer.slot.statement
-    if plain_block(run, word.round, run.first.clock.commit) < peer.slot.block:
-        return word.round
-    empty = word.bitmap == 0 and bytes(word.theta) + bytes(word.previous) == bytes(64)
-    return -1 if empty and word.round == 0 else None
+    vote = peer.slot.statement
+    if plain_block(run, vote.round, run.first.clock.commit) < peer.slot.block:
+        return vote.round
+    empty = vote.bitmap == 0 and bytes(vote.theta) + bytes(vote.previous) == bytes(64)
+    return -1 if empty and vote.round == 0 else None
 
 
-def plain_spoken(run: Run, round: int, peers: Sequence[Peer]) -> list[Spoken]:
+def plain_spoken(run: Run, round: int, peers: Sequence[Peer]) -> list[LastVotes]:
     """Who has spoken before this round, by the slots of one state."""
-    spoke = []
+    voted = []
     for peer in peers:
-        at = plain_last_word(run, peer)
+        at = plain_last_vote(run, peer)
         if at is not None and at < round:
-            spoke.append((peer, at))
-    return spoke
+            voted.append((peer, at))
+    return voted
 
 
-def plain_shares(spoke: Sequence[Spoken], round: int, rounds: int, *, ever: bool) -> list[tuple[PeerId, Fraction]]:
+def plain_shares(voted: Sequence[LastVotes], round: int, rounds: int, *, ever: bool) -> list[tuple[PeerId, Fraction]]:
     """Who spoke in the last so many rounds with his share; all who ever did if nobody did, where `ever`."""
-    lately = [peer for peer, at in spoke if round - at <= rounds]
+    lately = [peer for peer, at in voted if round - at <= rounds]
     if not lately and ever:
-        lately = [peer for peer, _ in spoke]
+        lately = [peer for peer, _ in voted]
     total = 0
     for peer in lately:
         total += peer.stake
@@ -70,21 +70,21 @@ def plain_remembered(run: Run, round: int, log: Log) -> list[tuple[PeerId, Fract
     return plain_shares(plain_spoken(run, round, log.commit), round, MEMORY_ROUNDS, ever=False)
 
 
-def plain_words(posts: Sequence[Post], peer: PeerId, until: int) -> tuple[bool, Pair | None, list[int]]:
-    """Whether a hotkey has spoken by a block, the pair that binds it, and the uids that it has named with that."""
-    spoke, pair, names = False, None, []
+def plain_votes(posts: Sequence[Post], peer: PeerId, until: int) -> tuple[bool, StateRef | None, list[int]]:
+    """Whether a hotkey has spoken by a block, the state that binds it, and the uids that it has named with that."""
+    voted, state_ref, names = False, None, []
     for post in posts:
         if post.peer != peer or post.block > until:
             continue
-        spoke = True
-        theirs = post.word.theta, post.word.previous
+        voted = True
+        theirs = StateRef(post.vote.theta, post.vote.previous)
         if theirs == (bytes(32), bytes(32)):
             continue
-        if pair is None:
-            pair = theirs
-        if theirs == pair:
-            names += plain_bits(post.word.bitmap)
-    return spoke, pair, names
+        if state_ref is None:
+            state_ref = theirs
+        if theirs == state_ref:
+            names += plain_bits(post.vote.bitmap)
+    return voted, state_ref, names
 
 
 @cache
@@ -143,25 +143,25 @@ def plain_majority(voters: Voters, backing: Collection[PeerId]) -> bool:
     return share > Fraction(1, 2)
 
 
-def plain_pair(voters: Voters, posts: Sequence[Post], until: int) -> Pair | None:
+def plain_ref(voters: Voters, posts: Sequence[Post], until: int) -> StateRef | None:
     """What more than half of these name."""
-    for candidate in {(post.word.theta, post.word.previous) for post in posts}:
+    for candidate in {StateRef(post.vote.theta, post.vote.previous) for post in posts}:
         if candidate == (bytes(32), bytes(32)):
             continue
-        if plain_majority(voters, [peer for peer, _ in voters if plain_words(posts, peer, until)[1] == candidate]):
+        if plain_majority(voters, [peer for peer, _ in voters if plain_votes(posts, peer, until)[1] == candidate]):
             return candidate
     return None
 
 
 def plain_supported(
-    voters: Voters, runners: Sequence[Runner], posts: Sequence[Post], pair: Pair | None, until: int
+    voters: Voters, runners: Sequence[Runner], posts: Sequence[Post], state_ref: StateRef | None, until: int
 ) -> list[Runner]:
-    """Whom more than half have named with this pair by a block, in their order."""
-    heard = [(peer, plain_words(posts, peer, until)) for peer, _ in voters]
+    """Whom more than half have named with this state by a block, in their order."""
+    heard = [(peer, plain_votes(posts, peer, until)) for peer, _ in voters]
     found = []
     for runner in runners:
-        names = [peer for peer, (_, theirs, uids) in heard if theirs == pair and runner[0].uid in uids]
-        if pair is not None and plain_majority(voters, names):
+        names = [peer for peer, (_, theirs, uids) in heard if theirs == state_ref and runner[0].uid in uids]
+        if state_ref is not None and plain_majority(voters, names):
             found.append(runner)
     return found
 
@@ -170,13 +170,13 @@ def plain_agreed(run: Run, round: int, log: Log, voters: Voters, final: int, hei
     """`agreed`, block by block, each from the beginning."""
     runners = plain_runners(run, round, log)
     last = plain_block(run, round, run.first.clock.words)
-    pair, supported, block = None, [], last
+    state_ref, supported, block = None, [], last
     for block in range(plain_block(run, round, run.first.clock.commit) + 1, min(final, last) + 1):
-        pair = plain_pair(voters, log.posts, block)
-        supported = plain_supported(voters, runners, log.posts, pair, block)
+        state_ref = plain_ref(voters, log.posts, block)
+        supported = plain_supported(voters, runners, log.posts, state_ref, block)
         if not supported:
             continue
-        if all(plain_words(log.posts, peer, block)[0] for peer, _ in voters):
+        if all(plain_votes(log.posts, peer, block)[0] for peer, _ in voters):
             break
         if all(runner in supported for runner in plain_places(run, round, runners)):
             break
@@ -184,14 +184,14 @@ def plain_agreed(run: Run, round: int, log: Log, voters: Voters, final: int, hei
         if final < last:
             return None
     void = any(a.void_round == round and (a.void_from_block or 0) <= height for a in run.amendments)
-    if pair is None or not supported or void:
-        return Agreed(pair, None, block)
+    if state_ref is None or not supported or void:
+        return Agreed(state_ref, None, block)
     contributing = sorted((peer.id, envelope) for peer, envelope in plain_places(run, round, supported))
     head = run.id
     for amendment in run.amendments:
         if amendment.from_round <= round:
             head = amendment.digest
-    return Agreed(pair, Selection(round, *pair, head, tuple(contributing)), block)
+    return Agreed(state_ref, Selection(round, *state_ref, head, tuple(contributing)), block)
 
 
 def plain_start(run: Run) -> Digest:
@@ -206,10 +206,10 @@ def plain_tip(run: Run, logs: Sequence[Log]) -> tuple[Digest, Digest | None]:
     for round, log in enumerate(logs):
         last = plain_block(run, round, run.first.clock.words)
         voters = plain_voters(run, round, log)
-        most = plain_pair(voters, log.posts, last)
+        most = plain_ref(voters, log.posts, last)
         if most is None:
             continue
-        of_all = plain_pair(plain_remembered(run, round, log), log.posts, last)
+        of_all = plain_ref(plain_remembered(run, round, log), log.posts, last)
         if most == of_all or (most[1] == link and (theta is None or theta == most[0])):
             found = plain_agreed(run, round, log, voters, last, last)
             selection = found.selection if found is not None else None

@@ -37,11 +37,11 @@ class Agreement:
         """Each round's log, and the block up to which it was read."""
 
     def log(self, run: Run, round: int, block: int) -> Log:
-        """Return the round's words, read from the states up to a final block. A slot shows its last write only, so this
-        walks back from write to write. Each word is read in the state of the block that wrote it, since a runtime may
+        """Return the round's votes, read from the states up to a final block. A slot shows its last write only, so this
+        walks back from write to write. Each vote is read in the state of the block that wrote it, since a runtime may
         change a slot later and leave its block number. While a counting validator is not registered this goes block by
-        block: its earlier words stay valid."""
-        first, last = run.clock.commit_by(round), min(block, run.clock.words_by(round))
+        block: its earlier votes stay valid."""
+        first, last = run.clock.commit_deadline(round), min(block, run.clock.vote_deadline(round))
         read, known = self._logs.get(round, (first, None))
         if known is None:
             known = Log(self.chain.peers(first), self.chain.header(first).hash, ())
@@ -62,13 +62,13 @@ class Agreement:
 
     def agreed(self, run: Run, round: int, block: int) -> Agreed | None:
         """Return the round's newest decision by the states up to a final block; None while it is open."""
-        if block < run.clock.commit_by(round):
+        if block < run.clock.commit_deadline(round):
             return None
         return self._see(agreed(run, round, self.log(run, round, block), block, block))
 
     def outcome(self, run: Run, round: int) -> Outcome:
         """Return the effect of the round, whose X is final, on the run's tip."""
-        log = self.log(run, round, run.clock.words_by(round))
+        log = self.log(run, round, run.clock.vote_deadline(round))
         found = outcome(run, round, log, self.chain.finalized().block)
         self._see(found.agreed)
         return found
@@ -78,7 +78,7 @@ class Agreement:
         return max(-1, run.clock.decided_before(self.chain.finalized().block + 1))
 
     def tips(self, run: Run, known: Tip | None = None) -> tuple[Tip, Tip]:
-        """Return two tips: the one that words name, and the same moved by the selections agreed since. Reads back from
+        """Return two tips: the one that votes name, and the same moved by the selections agreed since. Reads back from
         the newest decided round to one that settles the tip. That is the newest strong round, or the round of a tip
         that we read before (`known`). Agreed selections depend on the amendments that we know, so the second tip does
         too."""
@@ -93,14 +93,14 @@ class Agreement:
             try:
                 rounds.append((round, self.outcome(run, round)))
             except ChainError as fault:
-                if fault.code != STATE_PRUNED or wrote > run.clock.commit_by(round):
+                if fault.code != STATE_PRUNED or wrote > run.clock.commit_deadline(round):
                     raise
                 continue
             if rounds[-1][1].strong:
                 break
         tip = known or start(run)
-        if rounds and rounds[-1][1].strong and (pair := rounds[-1][1].agreed.pair) is not None:
-            tip = Tip(rounds[-1][0], pair[1], pair[0])
+        if rounds and rounds[-1][1].strong and (state_ref := rounds[-1][1].agreed.state_ref) is not None:
+            tip = Tip(rounds[-1][0], state_ref.link, state_ref.theta)
         named = replace(tip, round=newest + 1)
         for round, found in reversed(rounds):
             tip = moved(tip, round, found)

@@ -16,7 +16,7 @@ from murmur.node.telemetry.events import Timeline
 from murmur.protocol.errors import ChainError, ConfigError
 from murmur.protocol.messages import encode_slot
 from murmur.protocol.run import Run
-from murmur.protocol.types import Commitment, Header, Peer, Selection, Uid, Word
+from murmur.protocol.types import Commitment, Header, Peer, Selection, Uid, Vote
 
 QUIET_SECONDS = 2.0
 """Longer waits are logged."""
@@ -144,7 +144,7 @@ class Follower:
             return self._decided(round)
 
     def _decided(self, round: int) -> Agreed:
-        head, first = self.head(), self.clock.commit_by(round)
+        head, first = self.head(), self.clock.commit_deadline(round)
         while (found := self.agreement.agreed(self.run, round, head)) is None:
             head = self._wait_for(max(head + 1, first), f"the selection of round {round}").block
         return found
@@ -163,7 +163,7 @@ class Follower:
         slowest = min(spec.clock.upload_mbps, spec.clock.download_mbps)
         return max(5.0, 4 * spec.clock.block_seconds) + 4 * num_payloads * spec.object_bytes * 8e-6 / slowest
 
-    def post(self, statement: Commitment | Word | None) -> int:
+    def post(self, statement: Commitment | Vote | None) -> int:
         """Overwrite our commitment slot: pointer, statement, and the run's digest when we own the run."""
         amendment = None
         if self.me == self.run.first.owner_id:

@@ -39,7 +39,7 @@ def misfits(run: Run, round: int, subnet: Subnet) -> list[str]:
         )
     if subnet.max_uids > MAX_UIDS:
         found.append(
-            f"{subnet.max_uids} hotkeys may be registered (MaxAllowedUids), but a word has bits for "
+            f"{subnet.max_uids} hotkeys may be registered (MaxAllowedUids), but a vote has bits for "
             f"{MAX_UIDS}: the subnet's owner has to lower it"
         )
     if subnet.mechanisms != 1:

@@ -93,12 +93,12 @@ def registered(node: ExaminedNode) -> str:
 
 
 def permit(node: ExaminedNode) -> str:
-    """Check that a validator has the chain's permit, so that its words count."""
+    """Check that a validator has the chain's permit, so that its votes count."""
     if not node.me.validates and node.me.id != node.subnet.owner:
         permitted = [peer.stake for peer in node.peers if peer.validates]
         least = f"; the smallest with a permit has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
         raise Fault(
-            f"hotkey {hotkey(node.me.id)} has no validator permit: its words would not count, and the chain "
+            f"hotkey {hotkey(node.me.id)} has no validator permit: its votes would not count, and the chain "
             f"would refuse its weights. Its stake is {node.me.stake / RAO_PER_TAO:,.2f}{least}",
             f"stake to it (btcli stake add --netuid {node.config.netuid}); permits are given at the end of an epoch, "
             f"{node.subnet.tempo} blocks long, so start again after the next one. To train instead, start the miner",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gauntlet.agreement import Tip, mirrors, outcome, pairs_named
+from gauntlet.agreement import Tip, mirrors, outcome, refs_named
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.commitment import commitment
@@ -162,7 +162,7 @@ def audit_round(
     if not first <= round <= last:
         raise ConfigError(_not_auditable(run, round, first, last))
     with _facts(run, doors, shards, round, home, device) as (facts, archive):
-        block = run.clock.words_by(round)
+        block = run.clock.vote_deadline(round)
         everyone = mirrors(run, block, doors.chain.peers(block))
         wanted = [validator] if validator is not None else sorted(everyone)
         return [_audited(facts, archive, peer) for peer in wanted]
@@ -172,7 +172,7 @@ def auditable(run: Run, doors: Doors) -> tuple[int, int]:
     """Return the first and the last round whose state the chain's node has from its page block to its last statement.
     The last is below the first when there is none."""
     head = doors.chain.finalized().block
-    last = run.clock.round_at(head) - (head < run.clock.words_by(run.clock.round_at(head)))
+    last = run.clock.round_at(head) - (head < run.clock.vote_deadline(run.clock.round_at(head)))
     low, high = 0, max(0, last + 1)
     while low < high:
         middle = (low + high) // 2
@@ -217,15 +217,15 @@ def observed(run: Run, doors: Doors, round: int) -> tuple[Facts, Archive]:
     """Return the round's public facts, without the model, and where its objects are. Raises ChainError; ConfigError
     for a round in which no validator spoke."""
     chain, clock, spec = doors.chain, run.clock, run.spec_at(round)
-    last = clock.commit_by(round)
-    commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
-    log = Agreement(chain).log(run, round, clock.words_by(round))
-    if not (named := pairs_named(run, round, log)):
-        raise ConfigError(f"round {round} cannot be audited: no validator posted a word for it")
+    last = clock.commit_deadline(round)
+    commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_deadline(round))
+    log = Agreement(chain).log(run, round, clock.vote_deadline(round))
+    if not (named := refs_named(run, round, log)):
+        raise ConfigError(f"round {round} cannot be audited: no validator posted a vote for it")
     theta, previous = next(iter(named))
-    at_words = chain.peers(clock.words_by(round))
+    at_vote_deadline = chain.peers(clock.vote_deadline(round))
     head = chain.finalized().block
-    archive = Archive(run, doors, (clock.words_by(round), at_words), (head, chain.peers(head)))
+    archive = Archive(run, doors, (clock.vote_deadline(round), at_vote_deadline), (head, chain.peers(head)))
     pairs = [(peer.id, promise.envelope) for peer in commit if (promise := commitment(peer, round, last)) is not None]
     facts = Facts(
         run,
@@ -236,7 +236,7 @@ def observed(run: Run, doors: Doors, round: int) -> tuple[Facts, Archive]:
         at_reveal,
         theta,
         previous,
-        outcome(run, round, log, clock.words_by(round)).agreed,
+        outcome(run, round, log, clock.vote_deadline(round)).agreed,
         archive.payloads(spec, round, pairs),
         CheckDoors(doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
         head,
@@ -249,7 +249,7 @@ def replica_at(run: Run, doors: Doors, tip: Tip, home: Path, device: torch.devic
     """The model as it stood at this tip, caught up like a joiner's; nothing later is on its chain. Its files lie below
     `home` while the block is open. Raises MurmurError where it cannot be rebuilt."""
     zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
-    then = replace(doors, chain=AsOf(doors.chain, run.clock.words_by(tip.round)))
+    then = replace(doors, chain=AsOf(doors.chain, run.clock.vote_deadline(tip.round)))
     with TemporaryDirectory(dir=home, prefix="audit-") as folder:
         store, events = StateStore(Path(folder), run.id), Events(Path(folder) / "events.jsonl", "audit")
         try:
@@ -319,12 +319,12 @@ def _weights_without_report(facts: Facts, doors: Doors, validator: PeerId) -> It
     """Check the weights of a validator without a report: whether it set any between this round's evaluation and the
     next one's."""
     clock = facts.run.clock
-    by = min(facts.height, clock.reveal_by(facts.round + 1))
+    by = min(facts.height, clock.reveal_deadline(facts.round + 1))
     try:
         me = next((peer for peer in doors.chain.peers(by) if peer.id == validator), None)
     except ChainError:
         return
-    if me is not None and me.last_update > clock.reveal_by(facts.round):
+    if me is not None and me.last_update > clock.reveal_deadline(facts.round):
         text = f"weights were set in block {me.last_update}, but no report explains them"
         yield Finding(Topic.WEIGHTS, Verdict.UNCHECKED, text)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gauntlet.agreement import Agreed, Log, electorate, mirrors, named, pairs_named, said, votes
+from gauntlet.agreement import Agreed, Log, electorate, mirrors, named, refs_named, vote_by, vote_weights
 from gauntlet.commitment import commitment
 from gauntlet.report import Report
 from murmur.node.chain.agreement import Agreement
@@ -25,7 +25,7 @@ from murmur.protocol import keys
 from murmur.protocol.errors import STATE_PRUNED, ChainError, InvalidMessage
 from murmur.protocol.messages import first_link, parse_document
 from murmur.protocol.run import Run
-from murmur.protocol.types import MAX_UIDS, Digest, Header, Peer, PeerId, Word, hotkey
+from murmur.protocol.types import MAX_UIDS, Digest, Header, Peer, PeerId, Vote, hotkey
 from storage.collect import gather
 from storage.exchange import Data, Wanted
 
@@ -41,8 +41,8 @@ CHAIN_ROUNDS = 16
 LATE_ROUNDS = 3
 """Reports of the newest 3 rounds may still come: they are asked for again."""
 MOST_VALIDATORS = 5
-MOST_WORDS = 16
-"""Number of validators, those with the most stake, whose words are shown."""
+MOST_VOTES = 16
+"""Number of validators, those with the most stake, whose votes are shown."""
 MOST_CLAIMS = 8
 CLAIM_BYTES = 4096
 PORTION_ROUNDS = 8
@@ -128,10 +128,13 @@ class History:
     def _decided(self, round: int, head: Header) -> Iterator[HistoryEvent]:
         """Yield the round's events from the chain; none if its node has pruned the round."""
         run, chain, clock = self.run, self.doors.chain, self.run.clock
-        last = clock.commit_by(round)
+        last = clock.commit_deadline(round)
         try:
-            found, when = self._agreement.outcome(run, round).agreed, chain.header(clock.words_by(round)).time
-            log, at_words = self._agreement.log(run, round, clock.words_by(round)), chain.peers(clock.words_by(round))
+            found, when = self._agreement.outcome(run, round).agreed, chain.header(clock.vote_deadline(round)).time
+            log, at_vote_deadline = (
+                self._agreement.log(run, round, clock.vote_deadline(round)),
+                chain.peers(clock.vote_deadline(round)),
+            )
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
@@ -142,17 +145,17 @@ class History:
         self._late[round] = dict.fromkeys(self._asked)
         self._seen.add(round)
         yield self._agreed(round, when, contributing, committed, found.block, self._cause(round, found, head))
-        yield from self._said(round, log, when)
-        yield from self._trained(round, contributing, Sources(at_words, self.doors.open_pointer), when)
+        yield from self._votes_of(round, log, when)
+        yield from self._trained(round, contributing, Sources(at_vote_deadline, self.doors.open_pointer), when)
 
     def _stated(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
         """Yield the thetas that validators with a large stake name for the state after the round before, if they
         differ."""
-        theta = next((theta for theta, _ in pairs_named(self.run, round, log)), None)
+        theta = next((theta for theta, _ in refs_named(self.run, round, log)), None)
         stakes = electorate(self.run, round, log.commit)
         large = LARGE_STAKE * sum(stakes.values())
-        words = {peer: said(log, peer) for peer, stake in stakes.items() if stake > large}
-        thetas = {peer: word.theta for peer, word in words.items() if word is not None and word.pair is not None}
+        votes = {peer: vote_by(log, peer) for peer, stake in stakes.items() if stake > large}
+        thetas = {peer: vote.theta for peer, vote in votes.items() if vote is not None and vote.state_ref is not None}
         if round and set(thetas.values()) - {theta}:
             for peer, named in thetas.items():
                 yield HistoryEvent(hotkey(peer), _event("stated", round - 1, when, theta=named.hex()))
@@ -164,18 +167,18 @@ class History:
             return None
         if self.run.voided(round, head.block):
             return "declared"
-        return "no_state" if found.pair is None else "nobody"
+        return "no_state" if found.state_ref is None else "nobody"
 
-    def _said(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
-        """Yield the words of the validators with the most counted stake."""
-        stakes, hotkeys = votes(self.run, round, log.commit), {peer.uid: peer.id for peer in log.commit}
+    def _votes_of(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
+        """Yield the votes of the validators with the most counted stake."""
+        stakes, hotkeys = vote_weights(self.run, round, log.commit), {peer.uid: peer.id for peer in log.commit}
         total, blocks = sum(stakes.values()), {post.peer: post.block for post in log.posts}
-        for peer in sorted(stakes, key=lambda peer: (-stakes[peer], peer))[:MOST_WORDS]:
-            if (word := said(log, peer)) is None:
+        for peer in sorted(stakes, key=lambda peer: (-stakes[peer], peer))[:MOST_VOTES]:
+            if (vote := vote_by(log, peer)) is None:
                 continue
-            names = [hotkey(hotkeys[uid]) for uid in named(word) if uid in hotkeys]
-            theta = word.theta.hex() if word.pair is not None else None
-            fields = {"block": blocks[peer], "named": len(names), "abstains": word.pair is None, "theta": theta}
+            names = [hotkey(hotkeys[uid]) for uid in named(vote) if uid in hotkeys]
+            theta = vote.theta.hex() if vote.state_ref is not None else None
+            fields = {"block": blocks[peer], "named": len(names), "abstains": vote.state_ref is None, "theta": theta}
             yield HistoryEvent(
                 hotkey(peer), _event("word_posted", round, when, **fields, peers=names, stake=stakes[peer] / total)
             )
@@ -208,9 +211,9 @@ class History:
                 raise
         backing: dict[tuple[Digest, int], float] = {}
         for peer in peers:
-            word = peer.slot.statement if peer.slot is not None else None
-            if isinstance(word, Word) and word.pair is not None:
-                named = word.previous, word.round
+            vote = peer.slot.statement if peer.slot is not None else None
+            if isinstance(vote, Vote) and vote.state_ref is not None:
+                named = vote.previous, vote.round
                 backing[named] = backing.get(named, 0.0) + self._stakes.get(peer.id, 0.0)
         return max(backing, key=lambda named: backing[named], default=None)
 
@@ -249,7 +252,10 @@ class History:
     def _when(self, round: int) -> float:
         """Return about when the round was decided (Unix seconds)."""
         assert self.head is not None
-        return self.head.time - (self.head.block - self.run.clock.words_by(round)) * self.run.first.clock.block_seconds
+        return (
+            self.head.time
+            - (self.head.block - self.run.clock.vote_deadline(round)) * self.run.first.clock.block_seconds
+        )
 
     # --- claims ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from shutil import rmtree
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Pair, Tip
+from gauntlet.agreement import Agreed, Tip
 from murmur.data.shards import Fetch
 from murmur.node.fetch.opening import Opened, open_threads
 from murmur.node.state.inner_state import InnerState
@@ -25,7 +25,7 @@ from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope
 from murmur.protocol.ports import Time
 from murmur.protocol.spec import OuterSpec, TrainingSpec
-from murmur.protocol.types import Digest, PeerId
+from murmur.protocol.types import Digest, PeerId, StateRef
 from murmur.training import checkpoint
 from murmur.training.replica import Replica
 from sparseloco import ops
@@ -214,9 +214,9 @@ class NodeState:
         self._settle()
 
     @property
-    def claim(self) -> Pair:
-        """The pair of our state: its theta, and the link to the last selection that it comes from."""
-        return self.saved.theta, self.saved.link
+    def ref(self) -> StateRef:
+        """Our state as votes and claims name it."""
+        return StateRef(self.saved.theta, self.saved.link)
 
     # --- rounds ----------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class NodeState:
         self.clear_cache()
         mine = self.own_update(round)
         tip = self.saved.tip
-        named = decision.pair[0] if decision.pair is not None else tip.theta if tip is not None else None
+        named = decision.state_ref.theta if decision.state_ref is not None else tip.theta if tip is not None else None
         self.save(round=round + 1, tip=Tip(round + 1, self.saved.link, named), **self._returned(mine))
         if mine is not None:
             self.give_back(mine)

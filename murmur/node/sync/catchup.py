@@ -114,7 +114,7 @@ def _is_on_the_way(follower: Follower, saved: Saved, records: SelectionChain) ->
 
 def at_commit(follower: Follower, round: int) -> Sequence[Peer]:
     """Return the peers whose stake counts in `round`; as of now while its block D has not come."""
-    return follower.doors.chain.peers(min(follower.clock.commit_by(round), follower.head()))
+    return follower.doors.chain.peers(min(follower.clock.commit_deadline(round), follower.head()))
 
 
 def _genesis(follower: Follower, state: NodeState) -> Start:

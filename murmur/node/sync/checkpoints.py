@@ -254,9 +254,9 @@ def counted_stakes(follower: Follower, round: int, peers: Sequence[Peer]) -> Map
 def published_by_most(follower: Follower, round: int, seconds: float) -> int:
     """Return the newest round for which validators with more than half of the counted stake show a checkpoint of it or
     a newer one; 0 if there is none. A claim by fewer may be false. Takes at most `seconds`; raises ChainError."""
-    peers = follower.doors.chain.peers(follower.clock.commit_by(round))
+    peers = follower.doors.chain.peers(follower.clock.commit_deadline(round))
     stakes = counted_stakes(follower, round, peers)
-    shown = shown_by_all(follower, follower.sources(follower.clock.commit_by(round)), seconds)
+    shown = shown_by_all(follower, follower.sources(follower.clock.commit_deadline(round)), seconds)
     behind = 0
     for newest, stake in sorted(((shown[peer].newest, stakes.get(peer, 0)) for peer in shown), reverse=True):
         behind += stake

@@ -1,4 +1,4 @@
-"""Guess a round's selection before it is agreed, so that a miner trains while the validators' words are still on their
+"""Guess a round's selection before it is agreed, so that a miner trains while the validators' votes are still on their
 way (docs/decisions/0059-a-round-in-which-no-gpu-waits.md). The guess is never published."""
 
 from collections.abc import Collection
@@ -12,8 +12,8 @@ def likely(
     run: Run, round: int, log: Log, last: Collection[PeerId], silent: Collection[PeerId]
 ) -> tuple[tuple[PeerId, Digest], ...]:
     """Return (hotkey, envelope) of the miners that the round will probably select, in order. First choice: those that
-    more than half of the stake names in the words of `log`, which are final. Else those of the `last` selection that
-    committed. If none of those has, as in a run's first round: the first G in the order of words of all that committed.
+    more than half of the stake names in the votes of `log`, which are final. Else those of the `last` selection that
+    committed. If none of those has, as in a run's first round: the first G in the order of votes of all that committed.
     `silent`: those whose bytes or keys cannot be fetched."""
     named = named_by_most(run, round, log)
     if named is not None:

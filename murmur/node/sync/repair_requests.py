@@ -69,7 +69,7 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
     follower.may_want = True
     said = encode_wanted([(round, peer) for peer in peers], run.id, doors.signer)
     try:
-        # One try: the caller has other things to do, and a word to post in time.
+        # One try: the caller has other things to do, and a vote to post in time.
         doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
     except StorageError as fault:
         logger.warning(

@@ -101,7 +101,7 @@ class Network(Follower):
             blocks = clock.start(0) - history.head.block
             minutes = blocks * history.run.first.clock.block_seconds / 60
             return f"The run begins in block {clock.start(0)}, in {blocks} blocks: about {minutes:.0f} minutes."
-        return None if len(self.rounds) or history.head.block >= clock.words_by(0) else "Round 0 is being played."
+        return None if len(self.rounds) or history.head.block >= clock.vote_deadline(0) else "Round 0 is being played."
 
     # --- the thread --------------------------------------------------------------------------------------------
 

@@ -99,10 +99,10 @@ function drawValidators(rows) {
   const thetas = rows.map((row) => row.theta).filter((theta) => theta !== null);
   const most = thetas.find((theta) => 2 * thetas.filter((other) => other === theta).length > thetas.length);
   const all = new Set(rows.flatMap((row) => known(row) ?? []));
-  const table = tableOf(["Validator", "Stake", "Word", "Model", "Names", "Report", "Weights", "Last seen"], rows.map((row) => [
+  const table = tableOf(["Validator", "Stake", "Vote", "Model", "Names", "Report", "Weights", "Last seen"], rows.map((row) => [
     nodeName(row.validator),
     row.stake === null ? "–" : percent(row.stake),
-    row.word === null ? "–" : row.word === "abstains" ? "abstains" : `in block ${row.said_in}`,
+    row.vote === null ? "–" : row.vote === "abstains" ? "abstains" : `in block ${row.voted_in}`,
     row.theta === null ? "–" : `${row.theta.slice(0, 8)}${most !== undefined && row.theta !== most ? ", unlike most" : ""}`,
     names(row, all),
     row.unobserved !== null ? `not observed (${row.unobserved})` : row.reported ? "published" : row.unread !== null ? UNREAD[row.unread] ?? row.unread : "–",

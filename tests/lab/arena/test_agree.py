@@ -1,8 +1,8 @@
-"""The chain's part: the real agreement over the validators' words, and weights cut to what most stake backs."""
+"""The chain's part: the real agreement over the validators' votes, and weights cut to what most stake backs."""
 
 import pytest
 
-from murmur.lab.arena.agree import Words, incentives, pooled
+from murmur.lab.arena.agree import Votes, incentives, pooled
 from murmur.lab.arena.stage import POINTER, make_spec, named
 from murmur.protocol.messages import first_link, link_of
 from murmur.protocol.run import Run
@@ -16,43 +16,43 @@ FIRST = first_link(RUN.id)
 
 
 def miners(round: int, incentives: dict[int, int] | None = None, count: int = 6) -> list[Peer]:
-    slot = Slot(RUN.clock.commit_by(round), POINTER, Commitment(round, named("envelope")))
+    slot = Slot(RUN.clock.commit_deadline(round), POINTER, Commitment(round, named("envelope")))
     return [
         Peer(PeerId(named("miner", uid)), Uid(uid), 0, False, slot=slot, incentive=(incentives or {}).get(uid, 0))
         for uid in range(3, 3 + count)
     ]
 
 
-def decide(words: Words, round: int, *names: list[int], among: list[Peer] | None = None):
+def decide(votes: Votes, round: int, *names: list[int], among: list[Peer] | None = None):
     """The round in which each validator names these uids, and the uids selected."""
     given = dict(zip(VALIDATORS, ([Uid(uid) for uid in uids] for uids in names), strict=True))
-    decision = words.decide(round, named("commit", round), THETA, among or miners(round), given)
+    decision = votes.decide(round, named("commit", round), THETA, among or miners(round), given)
     uids = {peer.id: peer.uid for peer in among or miners(round)}
     return decision, {uids[peer] for peer, _ in decision.selection.contributing} if decision.selection else set()
 
 
 def test_whom_two_of_three_name_is_selected_round_after_round_and_each_goes_on_from_the_one_before() -> None:
-    words, link = Words(RUN, STAKES), FIRST
+    votes, link = Votes(RUN, STAKES), FIRST
     for round in range(8):
-        decision, selected = decide(words, round, [3, 4], [4, 5], [5, 6])
+        decision, selected = decide(votes, round, [3, 4], [4, 5], [5, 6])
         assert selected == {4, 5}
-        assert decision.pair == (THETA, link)
+        assert decision.state_ref == (THETA, link)
         link = link_of(decision.selection)
 
 
 def test_a_round_in_which_no_two_name_the_same_is_void_and_the_next_goes_on_from_the_same_link() -> None:
-    words = Words(RUN, STAKES)
-    assert decide(words, 0, [3], [4], [5]) == (decide(Words(RUN, STAKES), 0, [], [], [])[0], set())
-    decision, selected = decide(words, 1, [3], [3], [])
+    votes = Votes(RUN, STAKES)
+    assert decide(votes, 0, [3], [4], [5]) == (decide(Votes(RUN, STAKES), 0, [], [], [])[0], set())
+    decision, selected = decide(votes, 1, [3], [3], [])
     assert selected == {3}
-    assert decision.pair == (THETA, FIRST)
+    assert decision.state_ref == (THETA, FIRST)
 
 
 def test_where_more_are_named_than_may_contribute_those_that_were_paid_go_first_and_newcomers_get_an_eighth() -> None:
     places, count = RUN.first.gauntlet.contributors, 40
     everybody = list(range(3, 3 + count))
     paid = {uid: 100 + uid for uid in everybody[:30]}
-    _, selected = decide(Words(RUN, STAKES), 0, *[everybody] * 3, among=miners(0, paid, count))
+    _, selected = decide(Votes(RUN, STAKES), 0, *[everybody] * 3, among=miners(0, paid, count))
     assert len(selected) == places
     assert len(selected - paid.keys()) == places // 8
     assert selected & paid.keys() == set(sorted(paid)[-(places - places // 8) :])

@@ -59,7 +59,7 @@ def test_every_window_is_a_multiple_of_what_happens_in_it(measured: dict[str, li
     close = 1 - 1e-9  # sums of floats
     assert long["round"] >= close * WORK_MARGIN * sum(slow[p] for p in ("advance", "compute", "upload", "commit"))
     assert long["reveal"] >= close * max(HICCUP_SECONDS, MARGIN * slow["reveal"])
-    # A word, and a second one with the names that are added to it.
+    # A vote, and a second one with the names that are added to it.
     assert long["words"] >= close * 2 * MARGIN * (slow["check"] + slow["commit"])
     # Scores of a round have to be there before the next round's commitments are read.
     left = (clock["round_blocks"] + clock["commit"] - clock["reveal"]) * block

@@ -46,10 +46,10 @@ KEPT_BLOCKS = 512
 set."""
 
 
-def asked(*words: str) -> tuple[int, str]:
+def asked(*votes: str) -> tuple[int, str]:
     """(exit status, what it printed) of murmur, without another process that imports torch."""
     with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
-        return main(words), printed.getvalue()
+        return main(votes), printed.getvalue()
 
 
 def assert_metrics(run: Run) -> None:
@@ -98,8 +98,8 @@ def assert_traced(folder: Path, row: dict[str, Any]) -> str:
 @pytest.mark.timeout(1800)
 def test_every_node_has_a_link_of_its_own(tmp_path: Path) -> None:
     up, down = 0.2, 0.8
-    words = ["--rounds", "3", "--miners", "3", "--up", str(up), "--down", str(down)]
-    with localnet(tmp_path / "run", *words) as run:
+    votes = ["--rounds", "3", "--miners", "3", "--up", str(up), "--down", str(down)]
+    with localnet(tmp_path / "run", *votes) as run:
         report = assert_sound(run, rounds=3)
     clock = json.loads((run.folder / "spec.json").read_text())["clock"]
     assert (clock["upload_mbps"], clock["download_mbps"]) == (up, down)
@@ -260,12 +260,12 @@ def read_cmdline(pid: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
-def test_killing_one_of_two_validators_that_has_said_its_word_costs_at_most_one_round(tmp_path: Path) -> None:
+def test_killing_one_of_two_validators_that_has_said_its_vote_costs_at_most_one_round(tmp_path: Path) -> None:
     """Each of them is half of the stake: alone neither decides anything. What the one that dies has said stays."""
     with localnet(tmp_path / "run", "--rounds", "5", "--miners", "2", "--validators", "2") as run:
         run.wait_for_round(1)
-        spoke = next(name for name in ("validator-1", "validator-2") if "word_posted" in events(run, name, 1))
-        run.kill(spoke)
+        voted = next(name for name in ("validator-1", "validator-2") if "word_posted" in events(run, name, 1))
+        run.kill(voted)
         report = assert_sound(run, rounds=5)
     assert report["summary"]["void_rounds"] <= 1
     assert set(report["rounds"][-1]["theta"]) == {"miner-1", "miner-2", "validator-1", "validator-2"}

@@ -47,8 +47,8 @@ def test_payloads_of_several_parts_go_up_ahead_are_fetched_once_and_resumed_afte
         ready = read_ready(store / "ready.json", names)
         with recorded(ready.endpoint) as recorder:
             write_ready(tmp_path / "recorded.json", replace(ready, endpoint=recorder.endpoint))
-            words = ["--preset", "parts", "--rounds", str(ROUNDS), "--miners", str(len(MINERS))]
-            with localnet(tmp_path / "run", *words, "--store", str(tmp_path / "recorded.json")) as run:
+            votes = ["--preset", "parts", "--rounds", str(ROUNDS), "--miners", str(len(MINERS))]
+            with localnet(tmp_path / "run", *votes, "--store", str(tmp_path / "recorded.json")) as run:
                 # Miners fetch ahead: a payload of round 1 may be fetched before round 0 is shown.
                 run.wait_until((run.folder / "spec.json").is_file, 2400, "spec")
                 interrupted = payload(run, "miner-1", KILLED_IN)

@@ -84,7 +84,7 @@ def test_the_end_waits_for_no_epoch_but_has_its_blocks_made_and_says_so(
     ],
     ids=["soon", "over", "dies", "dead"],
 )
-def test_the_end_waits_until_the_last_rounds_words_can_be_read_from_outside(
+def test_the_end_waits_until_the_last_rounds_votes_can_be_read_from_outside(
     heads: tuple[int | ChainError, ...], asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, left = Synthetic(tmp_path, rounds=2), list(heads)
@@ -95,10 +95,10 @@ def test_the_end_waits_until_the_last_rounds_words_can_be_read_from_outside(
             raise head
         return {"finalized": head}
 
-    assert run.network.spec.rounds_clock.words_by(1) == 86
+    assert run.network.spec.rounds_clock.vote_deadline(1) == 86
     run.network.devnet = cast(Devnet, SimpleNamespace(admin=lambda: SimpleNamespace(info=info)))
     monkeypatch.setattr("murmur.lab.localnet.table.POLL_SECONDS", 0.001)
-    Table(screen(monkeypatch, None)).await_words(run.network)
+    Table(screen(monkeypatch, None)).await_votes(run.network)
     assert len(heads) - len(left) == asked
 
 
@@ -108,7 +108,7 @@ def test_a_chain_that_makes_no_blocks_is_not_waited_for(tmp_path: Path, monkeypa
     still = SimpleNamespace(admin=lambda: SimpleNamespace(info=lambda: {"finalized": 80}))
     run.network.devnet = cast(Devnet, still)
     began = time.monotonic()
-    Table(screen(monkeypatch, None)).await_words(run.network)
+    Table(screen(monkeypatch, None)).await_votes(run.network)
     assert 0.1 <= time.monotonic() - began < 30.0
 
 

@@ -14,22 +14,22 @@ from murmur.lab.simulation.store import Call
 from murmur.protocol.errors import ObjectMissing
 from murmur.protocol.messages import first_link
 from murmur.protocol.spec import GauntletSpec
-from murmur.protocol.types import Digest, PeerId, Word
+from murmur.protocol.types import Digest, PeerId, Vote
 
 RUN = Digest(bytes([1]) * 32)
-HONEST = Word(3, 0b1101, Digest(bytes([2]) * 32), Digest(bytes([3]) * 32))
+HONEST = Vote(3, 0b1101, Digest(bytes([2]) * 32), Digest(bytes([3]) * 32))
 OLD = (Digest(bytes([4]) * 32), Digest(bytes([5]) * 32))
 START = Digest(bytes([6]) * 32)
 
 
-def words(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[Word]:
+def votes(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[Vote]:
     monkeypatch.setattr(hostile, "lie", lambda run, round: kind)
     return told(HONEST, RUN, START, OLD)
 
 
 def test_every_lie_is_told_and_each_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {lie(RUN, round) for round in range(200)} == set(LIES)
-    said = {kind: tuple(words(kind, monkeypatch)) for kind in LIES}
+    said = {kind: tuple(votes(kind, monkeypatch)) for kind in LIES}
     true = {kind for kind, found in said.items() if found == (HONEST,)}
     assert true == {"honest", "says it late"}, "the second one's lie is when it speaks"
     assert len({said[kind] for kind in LIES if kind not in true}) == len(LIES) - len(true)
@@ -37,14 +37,14 @@ def test_every_lie_is_told_and_each_is_another(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_said_is_what_the_lie_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert words("silent", monkeypatch) == []
-    assert words("abstains", monkeypatch) == [abstention(3)]
-    assert [word.pair for word in words("theta_0", monkeypatch)] == [(START, first_link(RUN))]
-    assert [word.pair for word in words("an old pair", monkeypatch)] == [OLD]
-    assert [word.bitmap for word in words("one peer", monkeypatch)] == [0b0001]
-    first, second = words("takes back", monkeypatch)
-    assert (first, second.pair, second.bitmap) == (HONEST, HONEST.pair, 0)
-    first, second = words("contradicts", monkeypatch)
+    assert votes("silent", monkeypatch) == []
+    assert votes("abstains", monkeypatch) == [abstention(3)]
+    assert [vote.state_ref for vote in votes("theta_0", monkeypatch)] == [(START, first_link(RUN))]
+    assert [vote.state_ref for vote in votes("an old state", monkeypatch)] == [OLD]
+    assert [vote.bitmap for vote in votes("one peer", monkeypatch)] == [0b0001]
+    first, second = votes("takes back", monkeypatch)
+    assert (first, second.state_ref, second.bitmap) == (HONEST, HONEST.state_ref, 0)
+    first, second = votes("contradicts", monkeypatch)
     assert (first, second.previous, second.bitmap) == (HONEST, HONEST.previous, HONEST.bitmap)
     assert second.theta != HONEST.theta
 

@@ -4,19 +4,19 @@ from collections import Counter
 from collections.abc import Mapping
 from random import Random
 
-from gauntlet.agreement import Log, Outcome, Pair, abstention, moved, outcome, posts_in, start, word_for
+from gauntlet.agreement import Log, Outcome, abstention, moved, outcome, posts_in, start, vote_for
 from murmur.lab.simulation.oracle import Oracle
 from murmur.lab.simulation.world import World
 from murmur.protocol.messages import encode_slot, link_of
-from murmur.protocol.types import Commitment, PeerId, Uid
+from murmur.protocol.types import Commitment, PeerId, StateRef, Uid
 from tests.gauntlet.world import POINTER, RUN, digest, peer_id
 
 CLOCK = RUN.first.clock
 STAKES = {peer_id(1): 33, peer_id(2): 34, peer_id(3): 33}
 LIAR, *HONEST = STAKES
 MINERS = [peer_id(number) for number in range(4, 8)]
-Said = Mapping[PeerId, Pair | None]
-"""Pairs of a round's words, None for an abstention."""
+Said = Mapping[PeerId, StateRef | None]
+"""Pairs of a round's votes, None for an abstention."""
 
 
 class Played:
@@ -34,7 +34,7 @@ class Played:
             self.world.publish(peer, encode_slot(POINTER, abstention(0)))
 
     @property
-    def pair(self) -> Pair:
+    def state_ref(self) -> StateRef:
         return self.theta, self.tip.link
 
     def play(self, said: Said, names: Mapping[PeerId, tuple[Uid, ...]] | None = None) -> tuple[Outcome, bool]:
@@ -45,10 +45,10 @@ class Played:
             promise = Commitment(self.round, digest(f"{peer.hex()} {self.round}"))
             self.world.publish(peer, encode_slot(POINTER, promise))
         self._until(base + CLOCK.commit)
-        for peer, pair in said.items():
+        for peer, state_ref in said.items():
             uids = (names or {}).get(peer, (Uid(3), Uid(4)))
-            word = abstention(self.round) if pair is None else word_for(self.round, uids, pair)
-            self.world.publish(peer, encode_slot(POINTER, word))
+            vote = abstention(self.round) if state_ref is None else vote_for(self.round, uids, state_ref)
+            self.world.publish(peer, encode_slot(POINTER, vote))
             self.world.step()
         self._until(base + CLOCK.words)
         opened = base + CLOCK.commit
@@ -79,14 +79,14 @@ class Played:
 def test_a_lone_validator_that_names_an_old_link_moves_nothing() -> None:
     network = Played()
     for _ in range(3):
-        old = network.pair
-        assert network.play(dict.fromkeys(STAKES, network.pair))[1]
+        old = network.state_ref
+        assert network.play(dict.fromkeys(STAKES, network.state_ref))[1]
     for _ in range(5):
         network.play({LIAR: None})
     found, applied = network.play({LIAR: (network.theta, old[1])})
     assert found.agreed.selection is not None
     assert (found.strong, applied) == (False, False)
-    found, applied = network.play({LIAR: network.pair})
+    found, applied = network.play({LIAR: network.state_ref})
     assert (found.strong, applied) == (False, True)  # from where the run stands a minority may go on
 
 
@@ -94,20 +94,20 @@ def test_the_oracle_follows_random_histories_as_the_agreement_does() -> None:
     kinds: Counter[tuple[bool, bool, bool]] = Counter()
     for seed in range(12):
         random, network = Random(seed), Played()
-        pairs: list[Pair] = [network.pair]
-        speakers: tuple[PeerId, ...] = tuple(STAKES)
+        refs: list[StateRef] = [network.state_ref]
+        voters: tuple[PeerId, ...] = tuple(STAKES)
         left = 3
         while network.round < 90:
             left -= 1
             if left < 0:
-                speakers = tuple(random.sample(list(STAKES), random.choice([1, 1, 2, 3])))
+                voters = tuple(random.sample(list(STAKES), random.choice([1, 1, 2, 3])))
                 left = random.randint(1, 9)
-            common = random.choice([network.pair, network.pair, network.pair, random.choice(pairs)])
-            said: dict[PeerId, Pair | None] = {
-                peer: random.choice([common, common, common, random.choice(pairs), None]) for peer in speakers
+            common = random.choice([network.state_ref, network.state_ref, network.state_ref, random.choice(refs)])
+            said: dict[PeerId, StateRef | None] = {
+                peer: random.choice([common, common, common, random.choice(refs), None]) for peer in voters
             }
-            names = {peer: tuple(Uid(uid) for uid in range(3, 7) if random.random() < 0.8) for peer in speakers}
-            pairs = [*pairs, network.pair, (digest(f"{seed} {network.round}"), network.tip.link)][-6:]
+            names = {peer: tuple(Uid(uid) for uid in range(3, 7) if random.random() < 0.8) for peer in voters}
+            refs = [*refs, network.state_ref, (digest(f"{seed} {network.round}"), network.tip.link)][-6:]
             found, applied = network.play(said, names)
             kinds[found.agreed.selection is not None, found.strong, applied] += 1
     for kind in [(True, True, True), (True, False, True), (True, False, False), (False, False, False)]:

@@ -16,7 +16,7 @@ from murmur.node.fetch.opening import Opened
 from murmur.node.state.node_state import NodeState
 from murmur.protocol.types import Digest, Peer, PeerId
 from murmur.rounds.score import Scores
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 
 Broken = dict[str, Any]
 
@@ -43,14 +43,14 @@ def exactly_half() -> Iterator[None]:
 @contextmanager
 def veto() -> Iterator[None]:
     """Whoever finds anybody worthless that sent something names nobody."""
-    real = Words.speak
+    real = Votes.cast
 
-    def speak(self: Words, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
+    def cast(self: Votes, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
         book, rules = self.scores.book, self.node.run.spec_at(round).gauntlet
         doubts = any(r.evaluations and not eligible(r, rules) for p, r in book.peers.items() if p in checked.committed)
         real(self, round, Ranking((), (), (), {}) if doubts else ranking, at_commit, checked)
 
-    with patch.object(Words, "speak", speak):
+    with patch.object(Votes, "cast", cast):
         yield
 
 
@@ -76,15 +76,15 @@ def blind_pay() -> Iterator[None]:
 
 @contextmanager
 def retraction() -> Iterator[None]:
-    """What a hotkey writes over its word takes that word back."""
+    """What a hotkey writes over its vote takes that vote back."""
 
     def add(self: Any, post: agreement.Post) -> None:
-        peer, word = post.peer, post.word
+        peer, vote = post.peer, post.vote
         if peer in self.stakes:
-            self.spoke.add(peer)
-            self.pairs.pop(peer, None)
-            if word.pair is not None:
-                self.pairs[peer], self.names[peer] = word.pair, word.bitmap
+            self.voted.add(peer)
+            self.refs.pop(peer, None)
+            if vote.state_ref is not None:
+                self.refs[peer], self.names[peer] = vote.state_ref, vote.bitmap
 
     with patch.object(agreement._Tally, "add", add):
         yield

@@ -1,4 +1,4 @@
-"""A validator's word on a round: the state that it holds, and the peers that it names (docs/protocol.md section 6). It
+"""A validator's vote on a round: the state that it holds, and the peers that it names (docs/protocol.md section 6). It
 holds the payload of every peer that it names; copies are published in parallel (murmur/rounds/copies.py)."""
 
 from collections.abc import Collection, Sequence, Set
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loguru import logger
 
-from gauntlet.agreement import Log, Order, Pair, abstention, named, said, word_for
+from gauntlet.agreement import Log, Order, abstention, named, vote_by, vote_for
 from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import who_committed
 from gauntlet.selection import Ranking, in_order
@@ -16,7 +16,7 @@ from murmur.node.sync.repair_requests import say_wanted
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError
 from murmur.protocol.messages import REVEAL_BYTES
-from murmur.protocol.types import Peer, PeerId, Uid, Word
+from murmur.protocol.types import Peer, PeerId, StateRef, Uid, Vote
 from murmur.rounds.copies import ValidatorCopies
 from murmur.rounds.score import Scores
 from storage.collect import gather
@@ -25,13 +25,13 @@ from storage.realtime import seconds_until
 from storage.seal import matches
 
 LOOK_WINDOWS = 2
-"""We follow the names in others' words for at most this many reveal windows: after that we have scores to compute."""
+"""We follow the names in others' votes for at most this many reveal windows: after that we have scores to compute."""
 LAST_BLOCKS = 3
 """This many blocks before that ends we post the names that we have, and wait for no more copies."""
 
 
-class Words:
-    """One validator's words in a round."""
+class Votes:
+    """One validator's votes in a round."""
 
     def __init__(self, node: Node, scores: Scores, copies: ValidatorCopies) -> None:
         self.node, self.scores, self.copies = node, scores, copies
@@ -43,7 +43,7 @@ class Words:
     def ask(self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered]) -> None:
         """List as wanted the missing payloads of peers that will probably be named: nodes that hold one have time to
         copy it."""
-        node, last = self.node, self.node.clock.commit_by(round)
+        node, last = self.node, self.node.clock.commit_deadline(round)
         rules = node.run.spec_at(round).gauntlet
         self.seen = {peer.id: Gathered(peer) for peer in at_commit} | {item.peer.id: item for item in gathered}
         committed = who_committed(at_commit, round, last)
@@ -64,27 +64,27 @@ class Words:
         """Serve copies of the payloads that pass from now on."""
         self.copies.hold(round, at_commit, [self.seen[peer] for peer in checked.passed])
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
+    def cast(self, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
         """Post which state we hold, and all peers that may contribute by our book. Then add peers that others name and
         whose objects we lacked, as soon as we have them. If we are not at the tip, post an abstention."""
         node = self.node
-        if (pair := node.pair) is None:
+        if (state_ref := node.state_ref) is None:
             self.post(round, None)
             return
         uids = {peer.id: peer.uid for peer in at_commit}
         ours = {uids[peer] for peer in ranking.order}
-        self.post(round, pair, ours)
-        order = Order(node.run, round, node.doors.chain.header(node.clock.commit_by(round)).hash, at_commit)
+        self.post(round, state_ref, ours)
+        order = Order(node.run, round, node.doors.chain.header(node.clock.commit_deadline(round)).hash, at_commit)
         self.copies.name(round, [order.committed[uid] for uid in order.first(ours)])
         lacking = {uid for peer, uid in uids.items() if uid in order.committed and self._lacks(peer)}
-        if lacking and (added := self.add(round, pair, lacking, checked, order)):
-            self.post(round, pair, ours | added)
+        if lacking and (added := self.add(round, state_ref, lacking, checked, order)):
+            self.post(round, state_ref, ours | added)
 
     def keep_seat(self) -> None:
-        """Post an abstention if words of the current round may be posted now: we are not at the tip."""
+        """Post an abstention if votes of the current round may be posted now: we are not at the tip."""
         clock, head = self.node.clock, self.node.head()
         round = clock.round_at(head)
-        if round >= 0 and clock.commit_by(round) < head < clock.words_by(round):
+        if round >= 0 and clock.commit_deadline(round) < head < clock.vote_deadline(round):
             self.post(round, None)
 
     def _lacks(self, peer: PeerId) -> bool:
@@ -92,19 +92,19 @@ class Words:
         item = self.seen[peer]
         return item.wrong_size is None and (item.payload is None or item.reveal is None)
 
-    def add(self, round: int, pair: Pair, lacking: Set[Uid], checked: Checked, order: Order) -> set[Uid]:
+    def add(self, round: int, state_ref: StateRef, lacking: Set[Uid], checked: Checked, order: Order) -> set[Uid]:
         """Return the peers that we lacked, others name, and we can name too once they or others give us their objects.
         Runs while the round is open, and for a limited number of blocks. So a peer that we could not read for a moment
         does not lose its place."""
         node, clock = self.node, self.node.clock
-        began = max(node.head(), clock.reveal_by(round))
-        last = min(clock.words_by(round), began + LOOK_WINDOWS * (clock.reveal - clock.commit))
+        began = max(node.head(), clock.reveal_deadline(round))
+        last = min(clock.vote_deadline(round), began + LOOK_WINDOWS * (clock.reveal - clock.commit))
         block_seconds, added = node.run.first.clock.block_seconds, set[Uid]()
         while (left := node.seconds_to_post(last)) and node.agreement.agreed(
             node.run, round, head := node.head()
         ) is None:
             log = node.agreement.log(node.run, round, head)
-            by_others = _named_by(log, pair)
+            by_others = _named_by(log, state_ref)
             open_ones = {uid: by_others[uid] for uid in sorted(lacking & by_others.keys() - added)}
             if open_ones:
                 seconds = min(left / 2, node.transfer_seconds(len(open_ones)))  # then check whether it is decided
@@ -178,41 +178,41 @@ class Words:
             and not isinstance(reveal, Fault)
         ]
 
-    def post(self, round: int, pair: Pair | None, uids: Collection[Uid] = ()) -> None:
-        """Post the word, unless it is posted. An earlier word stays valid, after a restart too, and binds us."""
+    def post(self, round: int, state_ref: StateRef | None, uids: Collection[Uid] = ()) -> None:
+        """Post the vote, unless it is posted. An earlier vote stays valid, after a restart too, and binds us."""
         node = self.node
-        word = abstention(round) if pair is None else word_for(round, uids, pair)
-        stands = said(node.agreement.log(node.run, round, node.head()), node.me)
-        if stands is not None and stands.pair is not None:
-            if pair != stands.pair:
+        vote = abstention(round) if state_ref is None else vote_for(round, uids, state_ref)
+        stands = vote_by(node.agreement.log(node.run, round, node.head()), node.me)
+        if stands is not None and stands.state_ref is not None:
+            if state_ref != stands.state_ref:
                 return
-            word = replace(word, bitmap=word.bitmap | stands.bitmap)
-        if word == stands:
+            vote = replace(vote, bitmap=vote.bitmap | stands.bitmap)
+        if vote == stands:
             return
-        if not node.seconds_to_post(node.clock.words_by(round)):
-            logger.warning("round {round}: the checks ended after block X, so our word is late", round=round)
+        if not node.seconds_to_post(node.clock.vote_deadline(round)):
+            logger.warning("round {round}: the checks ended after block X, so our vote is late", round=round)
             return
-        block = self.send(round, word)
+        block = self.send(round, vote)
         if block is not None:
             node.state.events.emit(
-                "word_posted", round, block=block, named=len(named(word)), abstains=word.pair is None
+                "word_posted", round, block=block, named=len(named(vote)), abstains=vote.state_ref is None
             )
 
-    def send(self, round: int, word: Word) -> int | None:
-        """Put the word on chain; return its block. A refusal costs our word, never the round's scores."""
+    def send(self, round: int, vote: Vote) -> int | None:
+        """Put the vote on chain; return its block. A refusal costs our vote, never the round's scores."""
         try:
             with self.node.state.timeline.begin("post"):
-                return self.node.post(word)
+                return self.node.post(vote)
         except ChainError as fault:
-            logger.warning("round {round}: could not post our word on chain: {fault}", round=round, fault=str(fault))
+            logger.warning("round {round}: could not post our vote on chain: {fault}", round=round, fault=str(fault))
             return None
 
 
-def _named_by(log: Log, pair: Pair) -> dict[Uid, list[PeerId]]:
-    """Return the peers that validators of this pair name, each with those validators."""
+def _named_by(log: Log, state_ref: StateRef) -> dict[Uid, list[PeerId]]:
+    """Return the peers that validators of this state name, each with those validators."""
     found: dict[Uid, list[PeerId]] = {}
     for post in log.posts:
-        if post.word.pair == pair:
-            for uid in named(post.word):
+        if post.vote.state_ref == state_ref:
+            for uid in named(post.vote):
                 found.setdefault(uid, []).append(post.peer)
     return found

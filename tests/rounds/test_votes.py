@@ -1,5 +1,5 @@
-"""One word each: whom most name is in, whatever the others say, withhold, take back or find; what goes wrong costs one
-peer its place or one validator its word, never the round."""
+"""One vote each: whom most name is in, whatever the others say, withhold, take back or find; what goes wrong costs one
+peer its place or one validator its vote, never the round."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +15,12 @@ from murmur.lab.localnet.faults import Garbage
 from murmur.node.node import Node
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError
-from murmur.protocol.types import Digest, PeerId, Word, hotkey
+from murmur.protocol.types import Digest, PeerId, Vote, hotkey
 from murmur.rounds.collect import Collector
 from murmur.rounds.miner import Miner
 from murmur.rounds.score import Scores
 from murmur.rounds.validator import Validator
-from murmur.rounds.words import Words
+from murmur.rounds.votes import Votes
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, Killed, with_parts
 from tests.rounds.test_crashes import dead
@@ -40,7 +40,7 @@ def show_only(network: FakeNetwork, miner: str, reader: str) -> None:
 
 
 def named(network: FakeNetwork, name: str, round: int) -> list[int]:
-    """How many peers each of the validator's words for the round names."""
+    """How many peers each of the validator's votes for the round names."""
     return [event["named"] for event in network[name].events("word_posted") if event["round"] == round]
 
 
@@ -54,7 +54,7 @@ def statement(network: FakeNetwork, name: str, block: int) -> object:
 # --- bytes that not everybody has ----------------------------------------------------------------------------
 
 
-class CopiesNothing(Words):
+class CopiesNothing(Votes):
     """Gives nobody what it holds."""
 
     def hold(self, round: int, at_commit: Any, checked: Any) -> None:
@@ -65,17 +65,17 @@ class Mute(Miner):
     """Commits, and shows nobody its key."""
 
     def reveal(self, round: int, sealed: Any) -> None:
-        self.node.wait_for(self.node.clock.commit_by(round) + 1, "nothing")
+        self.node.wait_for(self.node.clock.commit_deadline(round) + 1, "nothing")
 
 
-class NamesEverybody(Words):
+class NamesEverybody(Votes):
     """Whoever has committed; and gives everything that it has."""
 
     def hold(self, round: int, at_commit: Any, checked: Any) -> None:
         self.copies.hold(round, at_commit, [item for item in self.seen.values() if item.payload is not None])
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
-        super().speak(round, replace(ranking, order=tuple(sorted(checked.committed))), at_commit, checked)
+    def cast(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().cast(round, replace(ranking, order=tuple(sorted(checked.committed))), at_commit, checked)
 
 
 def test_a_peer_that_serves_one_validator_is_named_by_the_others_from_that_ones_mirror(networks: Networks) -> None:
@@ -175,13 +175,13 @@ def finding_worthless(network: FakeNetwork, *miners: str) -> Callable[[Node, Sha
     return with_parts(type("Knows", (KnowsBetter,), {"worthless": found}))
 
 
-class NamesAFriend(Words):
+class NamesAFriend(Votes):
     """One peer and nobody else."""
 
     friend: PeerId
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
-        super().speak(round, replace(ranking, order=(self.friend,)), at_commit, checked)
+    def cast(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().cast(round, replace(ranking, order=(self.friend,)), at_commit, checked)
 
 
 def test_books_that_differ_cost_only_the_peers_that_most_find_worthless_their_places(networks: Networks) -> None:
@@ -214,7 +214,7 @@ def test_a_friend_of_no_worth_is_not_brought_in_by_a_minority(networks: Networks
     network.assert_agreement()
 
 
-# --- words that come late, or not at all -------------------------------------------------------------------------
+# --- votes that come late, or not at all -------------------------------------------------------------------------
 
 
 def refuse(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch, name: str, rounds: range) -> None:
@@ -229,7 +229,7 @@ def refuse(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch, name: str, rou
     monkeypatch.setattr(network.world, "publish", refusing)
 
 
-def test_a_word_that_the_chain_refuses_is_missed_by_nobody(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vote_that_the_chain_refuses_is_missed_by_nobody(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
     network = networks(miners=2, validators={"first": 100, "second": 100, "third": 100})
     refuse(network, monkeypatch, "third", range(1, 4))
     network.start()
@@ -241,7 +241,7 @@ def test_a_word_that_the_chain_refuses_is_missed_by_nobody(networks: Networks, m
     network.assert_agreement()
 
 
-def test_a_word_that_the_chain_refuses_the_only_validator_costs_the_update_and_nothing_else(
+def test_a_vote_that_the_chain_refuses_the_only_validator_costs_the_update_and_nothing_else(
     networks: Networks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = networks(miners=2)
@@ -262,7 +262,7 @@ class TakesItsTime(Scores):
     blocks_left: ClassVar[int]
 
     def check(self, round: int, gathered: Any) -> Any:
-        self.node.wait_for(self.node.clock.words_by(round) - self.blocks_left, "nothing")
+        self.node.wait_for(self.node.clock.vote_deadline(round) - self.blocks_left, "nothing")
         return super().check(round, gathered)
 
 
@@ -270,7 +270,7 @@ LAG = 2
 
 
 @pytest.mark.parametrize(("blocks_left", "in_time"), [(LAG + 2, True), (LAG + 1, False)])
-def test_a_late_validator_still_says_its_word_as_long_as_it_counts(
+def test_a_late_validator_still_says_its_vote_as_long_as_it_counts(
     networks: Networks, blocks_left: int, in_time: bool
 ) -> None:
     network = networks(miners=2, validators={"first": 100, "late": 100}, finality_lag=LAG)
@@ -281,7 +281,7 @@ def test_a_late_validator_still_says_its_word_as_long_as_it_counts(
     network.run_until(rounds)
     said = {event["round"]: event["block"] for event in network["late"].events("word_posted")}
     if in_time:
-        assert said == {round: network.clock.words_by(round) - 1 for round in range(rounds)}
+        assert said == {round: network.clock.vote_deadline(round) - 1 for round in range(rounds)}
     assert bool(said) == in_time
     assert network["miner-1"].voids() == ([] if in_time else list(range(rounds)))
     assert [event["round"] for event in network["late"].events("reported")] == list(range(rounds))
@@ -292,7 +292,7 @@ class ComesAfterV(Collector):
     """Reads nobody's key in time."""
 
     def collect(self, round: int, *rest: Any) -> Any:
-        self.node.wait_for(self.node.clock.reveal_by(round) + 1, "nothing")
+        self.node.wait_for(self.node.clock.reveal_deadline(round) + 1, "nothing")
         return super().collect(round, *rest)
 
 
@@ -311,31 +311,31 @@ def test_a_validator_that_comes_after_v_names_whom_another_has_read_in_time(netw
 # --- what was said stays -----------------------------------------------------------------------------------------
 
 
-class TakesBack(Words):
+class TakesBack(Votes):
     """Says what is true, and writes something else over it at the last moment."""
 
-    instead: ClassVar[Callable[[Word], Word | None]]
+    instead: ClassVar[Callable[[Vote], Vote | None]]
 
-    def send(self, round: int, word: Word) -> int | None:
-        block = super().send(round, word)
+    def send(self, round: int, vote: Vote) -> int | None:
+        block = super().send(round, vote)
         node = self.node
-        node.wait_for(node.clock.words_by(round) - 1, "the last moment")
-        node.post(type(self).instead(word))
+        node.wait_for(node.clock.vote_deadline(round) - 1, "the last moment")
+        node.post(type(self).instead(vote))
         return block
 
 
-INSTEAD: dict[str, Callable[[Word], Word | None]] = {
-    "nobody": lambda word: replace(word, bitmap=0),
-    "another theta": lambda word: replace(word, theta=Digest(bytes([7] * 32))),
-    "another link": lambda word: replace(word, previous=Digest(bytes([7] * 32))),
-    "an abstention": lambda word: abstention(word.round),
-    "the round before": lambda word: replace(word, round=max(0, word.round - 1)),
-    "nothing": lambda word: None,
+INSTEAD: dict[str, Callable[[Vote], Vote | None]] = {
+    "nobody": lambda vote: replace(vote, bitmap=0),
+    "another theta": lambda vote: replace(vote, theta=Digest(bytes([7] * 32))),
+    "another link": lambda vote: replace(vote, previous=Digest(bytes([7] * 32))),
+    "an abstention": lambda vote: abstention(vote.round),
+    "the round before": lambda vote: replace(vote, round=max(0, vote.round - 1)),
+    "nothing": lambda vote: None,
 }
 
 
 LIKE_ANOTHER_THETA = ("another link", "the round before")
-"""They end like it: as words for a pair that nobody else names, or for no round."""
+"""They end like it: as votes for a state that nobody else names, or for no round."""
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ LIKE_ANOTHER_THETA = ("another link", "the round before")
     [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER_THETA)) for name in INSTEAD],
 )
 def test_what_is_taken_back_shortly_before_x_counts(networks: Networks, instead: str) -> None:
-    """A word that is needed, in rounds that stay open until X: a miner without a key might still be named."""
+    """A vote that is needed, in rounds that stay open until X: a miner without a key might still be named."""
     network = networks(miners=3, validators={"honest": 100, "liar": 100, "absent": 50})
     network.start("honest", "miner-1", "miner-2")
     network.start("miner-3", role=Mute)
@@ -352,50 +352,50 @@ def test_what_is_taken_back_shortly_before_x_counts(networks: Networks, instead:
     network.run_until(SEAT_ROUNDS)
     for round in SEATED:
         (applied,) = [event for event in network["miner-1"].events("applied") if event["round"] == round]
-        last = network.clock.words_by(round)
+        last = network.clock.vote_deadline(round)
         assert (applied["decided"], applied["void"]) == (last, False)
         assert sorted(applied["contributing"]) == names(network, "miner-1", "miner-2")
         stands = statement(network, "liar", last)
         if instead != "the round before" or round:
-            assert not isinstance(stands, Word) or stands != statement(network, "liar", last - 1)
+            assert not isinstance(stands, Vote) or stands != statement(network, "liar", last - 1)
     network.assert_agreement()
 
 
-class DiesAfterItsWord(Words):
+class DiesAfterItsVote(Votes):
     """In round 1."""
 
-    def post(self, round: int, *word: Any) -> None:
-        super().post(round, *word)
+    def post(self, round: int, *vote: Any) -> None:
+        super().post(round, *vote)
         if round == 1:
             raise Killed
 
 
-class NamesNobody(Words):
+class NamesNobody(Votes):
     """Finds nobody any more whom it could name."""
 
-    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
-        super().speak(round, replace(ranking, order=()), at_commit, checked)
+    def cast(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().cast(round, replace(ranking, order=()), at_commit, checked)
 
 
-class Abstains(Words):
+class Abstains(Votes):
     """Believes to be elsewhere."""
 
-    def speak(self, round: int, *_: Any) -> None:
+    def cast(self, round: int, *_: Any) -> None:
         self.post(round, None)
 
 
 @pytest.mark.parametrize("then", [NamesNobody, Abstains])
-def test_a_restarted_validator_does_not_take_back_whom_it_has_named(networks: Networks, then: type[Words]) -> None:
+def test_a_restarted_validator_does_not_take_back_whom_it_has_named(networks: Networks, then: type[Votes]) -> None:
     network = networks(miners=2, validators={"first": 100, "second": 100, "absent": 50})
     network.start("miner-1", "miner-2", "first")
-    network.start("second", role=with_parts(DiesAfterItsWord))
+    network.start("second", role=with_parts(DiesAfterItsVote))
     dead(network, "second")
     said = statement(network, "second", network.world.final)
-    assert isinstance(said, Word)
+    assert isinstance(said, Vote)
     assert said.round == 1
     assert said.bitmap
     network.start("second", role=with_parts(then))
-    network.run_to_block(network.clock.words_by(1))
+    network.run_to_block(network.clock.vote_deadline(1))
     assert statement(network, "second", network.world.final) == said
     network.run_until(2)
     assert 1 not in network["second"].voids()
@@ -416,10 +416,10 @@ def test_a_restarted_validator_adds_whom_it_can_read_now(networks: Networks) -> 
     network = networks(miners=2, validators={"first": 100, "second": 100, "absent": 50})
     SeesMoreLater.hidden = network["miner-1"].peer
     network.start("miner-1", "miner-2", "first")
-    network.start("second", role=with_parts(DiesAfterItsWord, SeesMoreLater))
+    network.start("second", role=with_parts(DiesAfterItsVote, SeesMoreLater))
     dead(network, "second")
     said = statement(network, "second", network.world.final)
-    assert isinstance(said, Word)
+    assert isinstance(said, Vote)
     assert said.round == 1
     network.start("second")
     network.run_until(2)
