@@ -29,7 +29,6 @@ from murmur.node.fetch.payloads import fetch_pinned
 from murmur.node.telemetry.events import read_events
 from murmur.protocol.cluster import ClusterSpec, Record, digest_of
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import Digest
 from murmur.training import checkpoint
 from murmur.training.evaluate import held_out_loss
 from murmur.training.replica import Replica, genesis_theta
@@ -196,7 +195,7 @@ def replayed(
 ) -> Mapping[str, Tensor]:
     """Apply all records to theta_0, from the folder `genesis`. Raises ConfigError if a record names another theta."""
     ledger, replica = demo.reader(token, spec), Replica(spec, genesis_theta(spec.model, 0))
-    digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
+    digest = spec.genesis_digest
     replica.load_consensus(checkpoint.load(genesis, digest, spec.model.shapes()))
     for round, record in records:
         if digest_of(record.theta) != replica.digest():

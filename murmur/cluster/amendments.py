@@ -14,7 +14,7 @@ from loguru import logger
 
 from murmur import files
 from murmur.cluster.ledger import Ledger
-from murmur.protocol.cluster import Amendment, ClusterSpec, amended, encode_amendment, parse_amendment
+from murmur.protocol.cluster import GROUP, Amendment, ClusterSpec, amended
 from murmur.protocol.errors import ConfigError, InvalidMessage, StorageError
 
 
@@ -123,7 +123,7 @@ class KeptAmendments:
         path, ledger = self._folder / f"{number:08d}", self._ledger
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.write(path, encode_amendment(amendment, ledger.run, number, ledger.group.signer()))
+            files.write(path, amendment.encode(ledger.run, number, ledger.group.signer()))
         except OSError as fault:
             told = "cannot keep amendment {number} on this disk ({fault}); other members keep it"
             logger.warning(told, number=number, fault=str(fault))
@@ -131,5 +131,5 @@ class KeptAmendments:
     def _on_disk(self, number: int) -> Amendment | None:
         with suppress(OSError, InvalidMessage):
             data = (self._folder / f"{number:08d}").read_bytes()
-            return parse_amendment(data, self._ledger.run, number, self._ledger.group.verify)
+            return Amendment.parse(data, self._ledger.run, number, GROUP, self._ledger.group.verify)
         return None

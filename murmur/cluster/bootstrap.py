@@ -18,7 +18,7 @@ from murmur.node.state.store import StateStore
 from murmur.node.sync.amendments import fetch_blob
 from murmur.node.sync.run_discovery import SPEC_MAX_BYTES
 from murmur.protocol import keys
-from murmur.protocol.cluster import GROUP, ClusterSpec, digest_of, parse_cluster
+from murmur.protocol.cluster import GROUP, ClusterSpec, parse_cluster
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId
 from storage.realtime import REAL
@@ -97,7 +97,7 @@ def open_ledger(token: Token) -> tuple[Ledger, ClusterSpec]:
 def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, home: Path) -> Shards:
     """Open the run's data set: the configured folder, or a cache in the home that is filled from the bucket. Raises
     ConfigError, StorageError."""
-    index = digest_of(spec.data.index)
+    index = spec.data.index_digest
     shards = (
         Shards.open(config.data.expanduser(), index_digest=index)
         if config.data is not None

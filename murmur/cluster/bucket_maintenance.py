@@ -22,7 +22,7 @@ from murmur.node.fetch.opening import open_threads
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync.repair_requests import Place
 from murmur.protocol import keys
-from murmur.protocol.cluster import GROUP, Claim, ClusterSpec, MeanPart, Record, digest_of
+from murmur.protocol.cluster import GROUP, Claim, ClusterSpec, MeanPart, Record
 from murmur.protocol.errors import StorageError
 from murmur.protocol.types import Digest, PeerId
 from storage.resume import mapped
@@ -130,7 +130,7 @@ class Upkeep:
         for payload in self._state.redo.recent.get(round, ()):
             if payload.peer == owner and payload.key is not None:
                 wrapped = self._ledger.group.wrap(payload.key, payload.envelope).hex()
-                part = MeanPart(record=link.hex(), envelope=payload.envelope.hex(), key=wrapped)
+                part = MeanPart(record=link, envelope=payload.envelope, key=wrapped)
                 self._ledger.create_part(round, owner, part)
                 return [part]
         return []
@@ -139,7 +139,7 @@ class Upkeep:
         """Restore a sealed object: a member's update, or its part of the round's mean. One that stands in its size is
         restored when it is asked for again: another member may have restored it, or the other one may be meant. Who is
         first looks again at once, since nobody has."""
-        file = self._state.sealed_file(round, peer, digest_of(claim.envelope))
+        file = self._state.sealed_file(round, peer, claim.envelope)
         if file is None:
             return False
         key = self._ledger.payload_key(round, peer, self._ledger.key_of(claim))

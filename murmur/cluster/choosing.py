@@ -14,7 +14,7 @@ def choose(
     living members claim, in PeerId order. If several thetas have equally many, ours wins, else the lowest digest. Dead
     members do not decide: they could delay the living ones. Return None if most claims build on another link than ours:
     then the store has shown us another record than the others. ours: the theta and the link of our state."""
-    held, previous = ours[0].hex(), ours[1].hex()
+    held, previous = ours
     # A claim of ours from another theta than our present one does not count any more.
     stale = {member for member, claim in claims.items() if member == by and claim.theta != held}
     current = {m: claim for m, claim in claims.items() if m not in stale}
@@ -31,8 +31,8 @@ def choose(
         return None
     theta = min(counts, key=lambda theta: (-counts[theta], theta != held, theta))
     updates = tuple(
-        Contribution(member=member.hex(), **following[member].model_dump())
+        Contribution(member=member, **following[member].model_dump())
         for member in sorted(following)
         if following[member].theta == theta
     )
-    return Record(by=by.hex(), theta=theta, previous=previous, updates=updates)
+    return Record(by=by, theta=theta, previous=previous, updates=updates)

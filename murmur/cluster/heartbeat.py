@@ -7,6 +7,7 @@ from murmur.cluster.ledger import CALL_SECONDS, Ledger
 from murmur.node.telemetry.events import round_seconds
 from murmur.protocol.cluster import Beat
 from murmur.protocol.errors import StorageError
+from murmur.protocol.types import Digest
 
 LEAVE_SECONDS = 2.0
 """Time-out of the last beat, so that it does not delay the end of the process."""
@@ -25,14 +26,14 @@ class Heartbeat:
         self._left = False
         self.round, self.step = 0, 0
         self.phase = "join"
-        self.theta: str | None = None
+        self.theta: Digest | None = None
         self.began: float | None = None
         """When the round's inner steps began, by our clock; None where we do not know."""
 
     def start(self) -> None:
         self._ledger.time.start(self._go_on, "pulse")
 
-    def stand(self, round: int, theta: str) -> None:
+    def stand(self, round: int, theta: Digest) -> None:
         """Be at the start of this round, with this theta."""
         if round != self.round:
             self.began = None

@@ -20,29 +20,9 @@ from murmur.node.sync.checkpoints import DOCUMENT_MAX_BYTES as DOCUMENT_BYTES
 from murmur.node.sync.checkpoints import Shown, parse_shown
 from murmur.node.sync.repair_requests import DOCUMENT_MAX_BYTES, Place, encode_wanted, parse_wanted
 from murmur.protocol import keys
-from murmur.protocol.cluster import (
-    GROUP,
-    Amendment,
-    Beat,
-    Claim,
-    Drain,
-    MeanPart,
-    Record,
-    digest_of,
-    encode_amendment,
-    encode_beat,
-    encode_claim,
-    encode_drain,
-    encode_part,
-    encode_record,
-    parse_amendment,
-    parse_beat,
-    parse_claim,
-    parse_drain,
-    parse_part,
-    parse_record,
-)
+from murmur.protocol.cluster import GROUP, Amendment, Beat, Claim, Drain, MeanPart, Record
 from murmur.protocol.errors import InvalidMessage, ObjectMissing, ObjectTooLarge, StorageError
+from murmur.protocol.messages import NO_ROUND
 from murmur.protocol.ports import Time
 from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 from storage.exchange import Source
@@ -90,7 +70,7 @@ class Ledger:
 
     def key_of(self, claim: Claim | MeanPart) -> bytes:
         """Return the key that opens the object."""
-        return self.group.wrap(bytes.fromhex(claim.key), digest_of(claim.envelope))
+        return self.group.wrap(bytes.fromhex(claim.key), claim.envelope)
 
     def payloads(self, claims: Mapping[PeerId, Claim | MeanPart]) -> PayloadSources:
         """Return the sources of the claimed objects, or of the parts of the round's mean."""
@@ -126,7 +106,7 @@ class Ledger:
         key = keys.record(self.run, round)
         try:
             data = self.bucket.get(key, max_bytes=CREATE_BYTES, timeout_seconds=CALL_SECONDS)
-            return parse_record(data, self.run, round, self.group.verify)
+            return Record.parse(data, self.run, round, GROUP, self.group.verify)
         except ObjectMissing:
             return None
         except (InvalidMessage, ObjectTooLarge) as fault:
@@ -169,7 +149,7 @@ class Ledger:
 
     def create(self, round: int, record: Record) -> bool:
         """Close the round with this record, unless it is closed already. Return whether this is its record now."""
-        data = encode_record(record, self.run, round, self.group.signer())
+        data = record.encode(self.run, round, self.group.signer())
         return self.bucket.create(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
 
     def restore(self, round: int, record: Record) -> None:
@@ -178,7 +158,7 @@ class Ledger:
             if self.record(round) is None:
                 self.create(round, record)
         except UnreadableRecord:
-            data = encode_record(record, self.run, round, self.group.signer())
+            data = record.encode(self.run, round, self.group.signer())
             self.bucket.put(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
 
     # --- parts of a round's mean -------------------------------------------------------------------------------
@@ -190,21 +170,20 @@ class Ledger:
             found = self._read(
                 keys.mean_part(self.run, round, owner, link),
                 _BEAT_BYTES,
-                lambda data: parse_part(data, self.run, round, owner, self.group.verify),
+                lambda data: MeanPart.parse(data, self.run, round, owner, self.group.verify),
             )
-            return found if found is not None and found.record == link.hex() else None
+            return found if found is not None and found.record == link else None
 
         return self._beside(read, list(owners))
 
     def create_part(self, round: int, owner: PeerId, part: MeanPart, *, replace: bool = False) -> bool:
         """Point to this part, unless another one stands. Return whether it is this one now. What is no pointer of this
         group, or to be replaced, is replaced."""
-        link = digest_of(part.record)
-        data = encode_part(part, self.run, round, self.group.signer(owner))
-        key = keys.mean_part(self.run, round, owner, link)
+        data = part.encode(self.run, round, self.group.signer(owner))
+        key = keys.mean_part(self.run, round, owner, part.record)
         if not replace and self.bucket.create(key, data, timeout_seconds=CALL_SECONDS):
             return True
-        if not replace and owner in self.mean_parts(round, link, [owner]):
+        if not replace and owner in self.mean_parts(round, part.record, [owner]):
             return False
         self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
         return True
@@ -216,12 +195,12 @@ class Ledger:
         return self._read(
             keys.amendment(self.run, number),
             CREATE_BYTES,
-            lambda data: parse_amendment(data, self.run, number, self.group.verify),
+            lambda data: Amendment.parse(data, self.run, number, GROUP, self.group.verify),
         )
 
     def amend(self, number: int, amendment: Amendment) -> bool:
         """Create the amendment, unless its number is taken. Return whether it is ours."""
-        data = encode_amendment(amendment, self.run, number, self.group.signer())
+        data = amendment.encode(self.run, number, self.group.signer())
         return self.bucket.create(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
 
     def restore_amendment(self, number: int, amendment: Amendment) -> None:
@@ -229,12 +208,12 @@ class Ledger:
         if self.amendment(number) is not None or self.amend(number, amendment):
             return
         if self.amendment(number) is None:  # what is there cannot be read
-            data = encode_amendment(amendment, self.run, number, self.group.signer())
+            data = amendment.encode(self.run, number, self.group.signer())
             self.bucket.put(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
 
     def drain(self, member: PeerId, drain: Drain) -> None:
         """Ask the member to leave."""
-        data = encode_drain(drain, self.run, self.group.signer(member))
+        data = drain.encode(self.run, NO_ROUND, self.group.signer(member))
         self.bucket.put(keys.drain(self.run, member), data, timeout_seconds=CALL_SECONDS)
 
     def drained(self) -> Drain | None:
@@ -242,7 +221,7 @@ class Ledger:
         return self._read(
             keys.drain(self.run, self.me),
             _BEAT_BYTES,
-            lambda data: parse_drain(data, self.run, self.me, self.group.verify),
+            lambda data: Drain.parse(data, self.run, NO_ROUND, self.me, self.group.verify),
         )
 
     def left(self) -> None:
@@ -252,7 +231,7 @@ class Ledger:
     # --- claims ------------------------------------------------------------------------------------------------
 
     def claim(self, round: int, claim: Claim) -> None:
-        data = encode_claim(claim, self.run, round, self.group.signer(self.me))
+        data = claim.encode(self.run, round, self.group.signer(self.me))
         key = keys.claims(self.run, round) + self.me.hex()
         self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
         self._own = round, claim
@@ -285,7 +264,7 @@ class Ledger:
             return self._read(
                 prefix + member.hex(),
                 _BEAT_BYTES,
-                lambda data: parse_claim(data, self.run, round, member, self.group.verify),
+                lambda data: Claim.parse(data, self.run, round, member, self.group.verify),
             )
 
         return self._beside(read, members)
@@ -295,7 +274,7 @@ class Ledger:
 
         def parse(data: bytes) -> bool:
             try:
-                return parse_claim(data, self.run, round, self.me, self.group.verify).previous == link.hex()
+                return Claim.parse(data, self.run, round, self.me, self.group.verify).previous == link
             except InvalidMessage:
                 return True
 
@@ -334,7 +313,7 @@ class Ledger:
     # --- beats -------------------------------------------------------------------------------------------------
 
     def beat(self, beat: Beat, timeout_seconds: float) -> None:
-        data = encode_beat(beat, self.run, self.group.signer(self.me))
+        data = beat.encode(self.run, NO_ROUND, self.group.signer(self.me))
         self.bucket.put(keys.beats(self.run) + self.me.hex(), data, timeout_seconds=timeout_seconds)
 
     def clear(self, member: PeerId) -> None:
@@ -364,7 +343,7 @@ class Ledger:
 
     def beat_of(self, member: PeerId, data: bytes) -> Beat:
         """Return the beat in these bytes. Raises InvalidMessage."""
-        return parse_beat(data, self.run, member, self.group.verify)
+        return Beat.parse(data, self.run, NO_ROUND, member, self.group.verify)
 
     # --- reading -----------------------------------------------------------------------------------------------
 

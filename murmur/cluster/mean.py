@@ -14,7 +14,7 @@ from murmur.cluster.recovery import LOST_SILENCES
 from murmur.cluster.turns import turns
 from murmur.node.fetch.payloads import Lacking
 from murmur.node.state.saved import SealedRound
-from murmur.protocol.cluster import MeanPart, Record, digest_of
+from murmur.protocol.cluster import MeanPart, Record
 from murmur.protocol.errors import StorageError
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.messages import ENVELOPE_BYTES
@@ -44,7 +44,7 @@ class Mean:
         """Return all parts of the round's mean by owner, once they are there; their objects are fetched meanwhile.
         Raises Lacking, StorageError."""
         member, began = self._member, self._member.time.now()
-        link, owners = record.link(member.ledger.run, round), [update.peer for update in record.updates]
+        link, owners = record.link(member.ledger.run, round), [update.member for update in record.updates]
         found, half = dict[PeerId, MeanPart](), inf
         fetching, told = list[Collection](), TOLD_SECONDS
         try:
@@ -150,7 +150,7 @@ class Mean:
                 owner,
                 sources.payload(member.ledger.run, round, owner),
                 ENVELOPE_BYTES + plaintext_bytes(layouts[owner]),
-                matches(digest_of(part.envelope)),
+                matches(part.envelope),
             )
             for owner, part in new.items()
         ]

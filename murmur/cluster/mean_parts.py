@@ -18,7 +18,7 @@ from murmur.node.fetch.payloads import Lacking
 from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.state.node_state import NodeState
 from murmur.protocol import keys
-from murmur.protocol.cluster import Contribution, MeanPart, Record, digest_of
+from murmur.protocol.cluster import Contribution, MeanPart, Record
 from murmur.protocol.errors import ConfigError, InvalidMessage, InvalidSubmission
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.merkle import leaf
@@ -62,12 +62,12 @@ class MeanMaker:
         """Sum this contributor's part, upload it, and point to it. on_piece: called after each piece. without: members
         whose payloads count as zeros if they cannot be read. lost: what is pointed to, but gone: it is made again, to
         the same bytes if the same payloads are there. Raises Lacking, StorageError."""
-        owners = [update.peer for update in record.updates]
+        owners = [update.member for update in record.updates]
         index, count = owners.index(owner), len(owners)
         parts = self._layout.parts(count)
         first = sum(part.records_bytes for part in parts[:index])
         payloads = self._payloads(round, record, without)
-        plaintext = bytearray(digest_of(record.theta))
+        plaintext = bytearray(record.theta)
         for piece in _pieces(parts[index]):
             updates = self._read(round, payloads, first + len(plaintext) - DIGEST_BYTES, piece, without)
             plaintext += ops.dense_mean(updates, piece).records
@@ -78,7 +78,7 @@ class MeanMaker:
         ledger = self._ledger
         sealing = partial(seal, plaintext, run=ledger.run, round=round, signer=ledger.group.signer(owner))
         sealed = sealing(key=ledger.key_of(lost) if lost is not None else None)
-        same = lost is not None and sealed.digest == digest_of(lost.envelope)
+        same = lost is not None and sealed.digest == lost.envelope
         if lost is not None and not same:
             sealed = sealing()  # a key opens one object only
         ledger.bucket.put(ledger.payload_key(round, owner, sealed.key), sealed.object, timeout_seconds=self._seconds())
@@ -86,8 +86,7 @@ class MeanMaker:
             keep(cached(self._state.cache, owner, keys.mean(ledger.run, round)), sealed.object)
         if not same:
             wrapped = ledger.group.wrap(sealed.key, sealed.digest).hex()
-            link = record.link(ledger.run, round)
-            part = MeanPart(record=link.hex(), envelope=sealed.digest.hex(), key=wrapped)
+            part = MeanPart(record=record.link(ledger.run, round), envelope=sealed.digest, key=wrapped)
             ledger.create_part(round, owner, part, replace=lost is not None)
         if owner != ledger.me:
             logger.info("round {round}: summed the part of {owner}", round=round, owner=owner.hex()[:8])
@@ -99,23 +98,21 @@ class MeanMaker:
 
         def wanted(update: Contribution) -> Wanted:
             key = ledger.key_of(update)
-            place = ledger.payload_key(round, update.peer, key)
+            place = ledger.payload_key(round, update.member, key)
 
             def accept(data: Data) -> bool:
                 try:
-                    envelope, leaves = parse_blocks(
-                        bytes(data), digest_of(update.envelope), update.peer, ledger.group.verify
-                    )
+                    envelope, leaves = parse_blocks(bytes(data), update.envelope, update.member, ledger.group.verify)
                 except InvalidMessage:
                     return False
                 source = Source(lambda: ledger.bucket, place)
-                opened[update.peer] = _Payload(update.peer, envelope, key, self._plaintext_bytes, source, leaves)
+                opened[update.member] = _Payload(update.member, envelope, key, self._plaintext_bytes, source, leaves)
                 return len(leaves) == num_blocks
 
             size = ENVELOPE_BYTES + SIGNATURE_BYTES + DIGEST_BYTES * num_blocks
-            return Wanted(update.peer, (Source(lambda: ledger.bucket, keys.blocks(place)),), size, accept)
+            return Wanted(update.member, (Source(lambda: ledger.bucket, keys.blocks(place)),), size, accept)
 
-        found = self._gather([wanted(update) for update in record.updates if update.peer not in opened])
+        found = self._gather([wanted(update) for update in record.updates if update.member not in opened])
         _require(round, found, without)
         if lost := [peer.hex()[:8] for peer, one in found.items() if isinstance(one, Fault)]:
             told = (
@@ -132,7 +129,7 @@ class MeanMaker:
             return {}
         data = mapped(self._state.store.path(object))
         try:
-            envelope, leaves = parse_blocks(published, digest_of(update.envelope), ledger.me, ledger.group.verify)
+            envelope, leaves = parse_blocks(published, update.envelope, ledger.me, ledger.group.verify)
         except InvalidMessage:
             return {}
         source = Source(lambda: ledger.bucket, ledger.payload_key(round, ledger.me, sealed.key))

@@ -30,7 +30,7 @@ from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import SealedRound
 from murmur.node.telemetry.events import round_seconds
 from murmur.protocol.assignment import assigned
-from murmur.protocol.cluster import Claim, ClusterSpec, Drain, MeanPart, Record, digest_of
+from murmur.protocol.cluster import Claim, ClusterSpec, Drain, MeanPart, Record
 from murmur.protocol.errors import StorageError
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.types import Digest, Page, PeerId
@@ -211,9 +211,9 @@ class Member(Membership):
         theta, link = self.state.ref
         envelope = self.work.envelope_digest(sealed)
         claim = Claim(
-            theta=theta.hex(),
-            previous=link.hex(),
-            envelope=envelope.hex(),
+            theta=theta,
+            previous=link,
+            envelope=envelope,
             key=self.ledger.group.wrap(sealed.key, envelope).hex(),
             steps=sealed.steps,
             seconds=round_seconds(sealed.seconds),
@@ -269,7 +269,7 @@ class Member(Membership):
         record = choose(claims, self.presence.living(), self.state.ref, self.me)
         if record is None:
             raise RunElsewhere(f"most of the claims of round {round} build on another record than ours")
-        if digest_of(record.theta) != self.state.ref.theta:
+        if record.theta != self.state.ref.theta:
             raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
             self.ledger.require_record(round)
@@ -294,7 +294,7 @@ class Member(Membership):
             raise RunElsewhere(f"the record of round {round} belongs to another state than ours")
         self.log.keep(round, record)
         amended = self.amended.at(record.amendments)
-        contributing = [update.peer for update in record.updates]
+        contributing = [update.member for update in record.updates]
         # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
         mine = None if self.me in contributing or self.mean is not None else state.own_update(round)
         state.lay_out_own(self.me, round)
@@ -343,7 +343,7 @@ class Member(Membership):
         self, round: int, pinned: Mapping[PeerId, Claim | MeanPart]
     ) -> tuple[list[tuple[PeerId, Digest]], dict[PeerId, Data]]:
         """The sealed objects that are pinned, with their digests: all of them, or Lacking is raised."""
-        pairs = [(peer, digest_of(one.envelope)) for peer, one in sorted(pinned.items())]
+        pairs = [(peer, one.envelope) for peer, one in sorted(pinned.items())]
         seconds, cache, sources = len(pairs) * self.seconds_to_send(), self.state.cache, self.ledger.payloads(pinned)
         found = fetch_pinned(self.spec, self.ledger.run, round, pairs, sources, seconds, cache, self.time)
         lacking = [peer for peer, data in found.items() if isinstance(data, Fault)]

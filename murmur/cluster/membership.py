@@ -93,4 +93,4 @@ class Membership:
 
     def stand(self) -> None:
         """Tell others where we stand: at the start of a round, with this theta."""
-        self.pulse.stand(self.state.saved.round, self.state.saved.theta.hex())
+        self.pulse.stand(self.state.saved.round, self.state.saved.theta)

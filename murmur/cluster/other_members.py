@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from murmur.cluster.closing import closing
 from murmur.cluster.membership import Membership
 from murmur.cluster.pace import look_seconds
-from murmur.protocol.cluster import Claim, digest_of
+from murmur.protocol.cluster import Claim
 from murmur.protocol.errors import StorageError
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.ports import Task
@@ -68,7 +68,7 @@ class OtherMembers:
         """Return the round's claims that count. A member that is gone, or we, may have claimed on a record that the
         store has lost since: nobody goes on from there."""
         member = self._member
-        link, beating = member.state.saved.link.hex(), member.presence.beating() - {member.me}
+        link, beating = member.state.saved.link, member.presence.beating() - {member.me}
         claims = member.ledger.claims(self._round)
         return {peer: claim for peer, claim in claims.items() if claim.previous == link or peer in beating}
 
@@ -77,7 +77,7 @@ class OtherMembers:
         a member reads a part of each, after the record."""
         if isinstance(self._member.spec.layout, DenseLayout):
             return
-        member, link = self._member, self._member.state.saved.link.hex()
+        member, link = self._member, self._member.state.saved.link
         new = [peer for peer, claim in claims.items() if peer not in self._wanted and claim.previous == link]
         self._wanted |= set(new)
         sources = member.ledger.payloads(claims)
@@ -86,7 +86,7 @@ class OtherMembers:
                 peer,
                 sources.payload(member.ledger.run, self._round, peer),
                 member.spec.object_bytes,
-                matches(digest_of(claims[peer].envelope)),
+                matches(claims[peer].envelope),
             )
             for peer in new
             if peer != member.me

@@ -37,7 +37,7 @@ def seconds_left(
     records: the newest last. passed: seconds since most of the others began. step_seconds: duration of our last step,
     for a member that no record names."""
     updates = [update for record in records[-ROUNDS:] for update in record.updates]
-    own, others = [u for u in updates if u.peer == me], [u for u in updates if u.peer != me]
+    own, others = [u for u in updates if u.member == me], [u for u in updates if u.member != me]
     usual = usual_seconds(others, steps)
     if usual is None:
         return None
@@ -56,7 +56,7 @@ def usual_seconds(updates: Collection[Contribution], steps: int) -> float | None
     fast machines do not wait for a slow majority. None if there are none."""
     seconds: dict[PeerId, list[float]] = defaultdict(list)
     for update in updates:
-        seconds[update.peer].append(whole_seconds(update, steps))
+        seconds[update.member].append(whole_seconds(update, steps))
     usual = sorted(map(median, seconds.values()))
     return median(usual[: (len(usual) + 1) // 2]) if usual else None
 

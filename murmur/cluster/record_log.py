@@ -7,7 +7,7 @@ from loguru import logger
 
 from murmur import files
 from murmur.cluster.group_keys import Group
-from murmur.protocol.cluster import Record, encode_record, parse_record
+from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.types import Digest
 
@@ -23,7 +23,7 @@ class RecordLog:
         """Save the round's record."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            data = encode_record(record, self._run, round, self._group.signer())
+            data = record.encode(self._run, round, self._group.signer())
             files.write(self._path(round), data, durable=False)
             oldest = self._path(max(0, round - self._keep_rounds + 1)).name
             for path in self._folder.iterdir():
@@ -45,7 +45,7 @@ class RecordLog:
     def find(self, round: int) -> Record | None:
         """Return the round's record, None when this disk does not have it."""
         with suppress(OSError, InvalidMessage):
-            return parse_record(self._path(round).read_bytes(), self._run, round, self._group.verify)
+            return Record.parse(self._path(round).read_bytes(), self._run, round, GROUP, self._group.verify)
         return None
 
     def _path(self, round: int) -> Path:

@@ -21,7 +21,7 @@ from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Snapshot
 from murmur.node.sync.checkpoints import Checkpoint
 from murmur.node.sync.run_discovery import blob_fetcher
-from murmur.protocol.cluster import ClusterSpec, digest_of
+from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from murmur.protocol.messages import first_link, link_of
 from murmur.protocol.types import Digest, PeerId
@@ -58,7 +58,7 @@ def from_genesis(ledger: Ledger, state: NodeState) -> None:
 
 
 def _load_genesis(ledger: Ledger, state: NodeState) -> None:
-    digest = Digest(bytes.fromhex(state.first.genesis_checkpoint))
+    digest = state.first.genesis_digest
     try:
         state.load_consensus(Snapshot(0, first_link(state.run_id), digest), _fetcher(ledger.bucket))
     except CheckpointCorrupt as fault:
@@ -124,7 +124,7 @@ def theta_of_most(ledger: Ledger, round: int) -> Digest | None:
         raise StorageError(f"{len(unread)} of the members' beats could not be read, so who has most votes is not known")
     told = Counter(beat.theta for beat in beats.values() if beat.round == round and beat.theta is not None)
     best = [theta for theta, count in told.items() if count == max(told.values())]
-    return digest_of(best[0]) if len(best) == 1 else None
+    return best[0] if len(best) == 1 else None
 
 
 def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
@@ -149,7 +149,7 @@ def _load(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
     """Load the checkpoint's theta. Raises as `_stand_at`."""
     record = ledger.record(found.round)
     state.load_consensus(Snapshot(found.round, found.link, found.state), _fetcher(ledger.states(found.round)))
-    if record is not None and digest_of(record.theta) != state.replica.digest():
+    if record is not None and record.theta != state.replica.digest():
         raise OutOfSync("its theta differs from the run's")
 
 
@@ -169,7 +169,7 @@ def _left_out(ledger: Ledger, state: NodeState) -> Update | None:
     made from another theta than the run's."""
     round, theta = state.saved.round, state.saved.theta
     record = ledger.record(round)
-    if record is None or digest_of(record.theta) != theta or ledger.me in {update.peer for update in record.updates}:
+    if record is None or record.theta != theta or ledger.me in record.claims:
         return None
     return state.own_update(round)
 

@@ -11,7 +11,7 @@ from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.rejoin import link_before, theta_of_most, usable
 from murmur.export.states import Named, Rebuilt
 from murmur.node.sync.run_discovery import blob_fetcher
-from murmur.protocol.cluster import ClusterSpec, digest_of
+from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from murmur.protocol.types import Digest
 from murmur.training import checkpoint
@@ -27,7 +27,7 @@ class ClusterStates:
     def __init__(self, spec: ClusterSpec, ledger: Ledger, tell: Callable[[str], None]) -> None:
         self.spec, self.id = spec, ledger.run
         self._ledger, self._tell = ledger, tell
-        self._shown = {0: {digest_of(spec.genesis_checkpoint)}}
+        self._shown = {0: {spec.genesis_digest}}
         for _, found in usable(ledger):
             self._shown.setdefault(found.round, set()).add(found.state)
         self.newest = max(self._shown)
@@ -40,7 +40,7 @@ class ClusterStates:
             rounds = ", ".join(map(str, sorted(self._shown)))
             raise ConfigError(f"round {round}: the bucket has checkpoints of the rounds {rounds}")
         record = self._ledger.record(round)
-        theta = theta_of_most(self._ledger, round) if record is None else digest_of(record.theta)
+        theta = theta_of_most(self._ledger, round) if record is None else record.theta
         if theta is None and len(self._shown[round]) > 1:
             raise StorageError(
                 f"the members hold different thetas at the start of round {round}, so one of their machines computes "

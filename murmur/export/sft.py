@@ -35,7 +35,6 @@ from murmur.export.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card,
 from murmur.export.verify import Differs, Export, read_export, read_files, read_origin
 from murmur.files import sync, write
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import Digest
 
 WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
 MEASURED, MODEL = "measured.json", "model"
@@ -190,7 +189,7 @@ def _replay(order: Order, origin: Origin) -> Shards | None:
         raise ConfigError(
             f"recipe {order.recipe_name} replays text of the run: give the folder of its data set as --replay"
         )
-    shards = Shards.open(order.replay, index_digest=Digest(bytes.fromhex(origin.run_spec.data.index)))
+    shards = Shards.open(order.replay, index_digest=origin.run_spec.data.index_digest)
     if shards.train.num_tokens < max(needed):
         raise ConfigError(f"{order.replay} has fewer tokens than one sequence of {max(needed)}")
     return shards

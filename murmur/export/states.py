@@ -174,7 +174,7 @@ class States:
 
     def _genesis(self, sources: Sources) -> Start:
         """Return theta_0, from any holder: its digest is in the spec."""
-        digest, link = Digest(bytes.fromhex(self.run.first.genesis_checkpoint)), first_link(self.run.id)
+        digest, link = self.run.first.genesis_digest, first_link(self.run.id)
         holders = (sources.bucket_of(holder) for holder in holders_of_genesis(self._follower, digest, sources))
         buckets = [opener for opener in holders if opener is not None]
         return Start(0, link, Snapshot(0, link, digest), "theta_0", fetcher(self._follower, buckets))

@@ -51,7 +51,7 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     shards = (
         open_data(config, run, doors, home)
         if with_data
-        else Shards.open(home / "index", index_digest=Digest(bytes.fromhex(run.first.data.index)), remote=copies)
+        else Shards.open(home / "index", index_digest=run.first.data.index_digest, remote=copies)
     )
     shards.check(run.first)
     for name, digest in shards.index.tokenizer_files.items():
@@ -77,7 +77,7 @@ def _bucket(run: Run, doors: Doors) -> RangedBucket:
 def _theta(run: Run, bucket: RangedBucket, home: Path, tell: Tell) -> int:
     """Verify every file of theta_0 while reading it; return the number of bytes."""
     spec, folder = run.first, home / "theta_0"
-    digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
+    digest = spec.genesis_digest
     folder.mkdir()
     checkpoint.manifest_path(folder, digest).write_bytes(
         _whole(bucket, digest, "theta_0's manifest", checkpoint.MAX_MANIFEST_BYTES)

@@ -7,21 +7,22 @@ record is created once, so the store decides which one a round has.
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.layout import DenseLayout, Layout
-from murmur.protocol.messages import KEY_BYTES, NO_ROUND, encode_document, link_of, parse_document, parse_json
+from murmur.protocol.messages import KEY_BYTES, encode_document, link_of, parse_document, parse_json
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.run import changed
 from murmur.protocol.spec import (
     Count,
     Decay,
+    DigestField,
     Exchange,
-    HexDigest,
     OuterSpec,
+    PeerIdField,
     Positive,
     Rate,
     Share,
@@ -35,7 +36,6 @@ GROUP = PeerId(bytes(32))
 """The signer of a record: the group."""
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 """In the head of a document that belongs to no one round."""
-_RECORD, _CLAIM, _BEAT, _AMENDMENT, _DRAIN, _MEAN = "record", "claim", "beat", "amend", "drain", "mean"
 AMENDABLE = {
     "outer": {"alpha", "aggregate"},
     "cluster": {"beat_seconds", "silent_seconds", "grace", "least_steps", "keep_rounds"},
@@ -43,7 +43,6 @@ AMENDABLE = {
 """Fields of these tables that may change in mid-run: none that determines the format of states or updates. Of `inner`
 all but the optimizer may change (murmur/protocol/run.py)."""
 
-T = TypeVar("T", bound=Table)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Loss = Annotated[float, Field(allow_inf_nan=False)]
 WrappedKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
@@ -142,9 +141,29 @@ def parse_cluster(data: bytes, digest: Digest) -> ClusterSpec:
     return spec
 
 
-class Amendment(Table):
+class Document(Table):
+    """What is in the bucket under the tag of its writer, a member or the group. `kind`: in its head."""
+
+    kind: ClassVar[str]
+
+    def encode(self, run: Digest, round: int, writer: Signer) -> bytes:
+        return encode_document(self.kind, run, round, self.model_dump(mode="json"), writer)
+
+    @classmethod
+    def parse(cls, data: bytes, run: Digest, round: int, writer: PeerId, verify: Verify) -> Self:
+        """Raises InvalidMessage."""
+        body = parse_document(data, cls.kind, run, round, writer, verify)
+        try:
+            return cls.model_validate(body)
+        except ValidationError as fault:
+            raise InvalidMessage(f"{cls.__name__.lower()}: " + fault_lines(fault)) from None
+
+
+class Amendment(Document):
     """A change of the spec, or the end of the run: the record that names it is of the last round. Any holder of the
     group's secret may write one; members trust each other."""
+
+    kind: ClassVar[str] = "amend"
 
     changes: dict[Literal["inner", "outer", "cluster"], dict[str, Any]] = Field(default_factory=dict)
     last: bool = False
@@ -160,12 +179,14 @@ def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
     return spec.model_copy(update={name: getattr(whole, name) for name in amendment.changes})  # the layout stays
 
 
-class Beat(Table):
+class Beat(Document):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
     phase: its position; a member that joins or idles will not claim in the round. theta: what it holds at the start of
     that round, as it says; what follows from the last record is named by nothing else. passed: seconds since it began
     the round's inner steps, or, of a member that began late, since the others did; 0 where it does not know. leaving:
     it does not come back by itself."""
+
+    kind: ClassVar[str] = "beat"
 
     name: Annotated[str, Field(pattern=NAME)]
     process: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -173,27 +194,31 @@ class Beat(Table):
     round: Count
     step: Count
     phase: Literal["join", "train", "send", "wait", "idle", "apply"]
-    theta: HexDigest | None = None
+    theta: DigestField | None = None
     passed: Seconds = 0.0
     leaving: bool = False
 
 
-class Drain(Table):
+class Drain(Document):
     """The request that a member leaves after its round. request: drawn for each; a member follows it once."""
+
+    kind: ClassVar[str] = "drain"
 
     request: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
-class Claim(Table):
+class Claim(Document):
     """A member's statement that its sealed update of a round is complete in its part of the bucket. theta, previous:
     the state that it was trained from, and the link of the record before. envelope: the digest that pins the sealed
     object. key: the wrapped key that opens it. steps: inner steps done, in `seconds`. sending: seconds from the last of
     them to the claim, in its last round. loss: mean over these steps, nats a token, as the member says; None if it was
     not finite. No decision reads it: it is for people."""
 
-    theta: HexDigest
-    previous: HexDigest
-    envelope: HexDigest
+    kind: ClassVar[str] = "claim"
+
+    theta: DigestField
+    previous: DigestField
+    envelope: DigestField
     key: WrappedKey
     steps: Positive
     seconds: Seconds
@@ -201,33 +226,33 @@ class Claim(Table):
     loss: Loss | None = None
 
 
-class MeanPart(Table):
+class MeanPart(Document):
     """One part of a round's mean, summed by a member for all (int8). record: the link of the record whose updates are
     summed; a round that is closed anew has another mean. envelope, key: as in a claim."""
 
-    record: HexDigest
-    envelope: HexDigest
+    kind: ClassVar[str] = "mean"
+
+    record: DigestField
+    envelope: DigestField
     key: WrappedKey
 
 
 class Contribution(Claim):
     """A claim in a record."""
 
-    member: HexDigest
-
-    @property
-    def peer(self) -> PeerId:
-        return PeerId(bytes.fromhex(self.member))
+    member: PeerIdField
 
 
-class Record(Table):
+class Record(Document):
     """The result of a round: the updates to apply to `theta`. by: the member that closed it, for people. amendments:
     how many are in force from the next round on."""
 
-    by: HexDigest
+    kind: ClassVar[str] = "record"
+
+    by: PeerIdField
     amendments: Count = 0
-    theta: HexDigest
-    previous: HexDigest
+    theta: DigestField
+    previous: DigestField
     updates: Annotated[tuple[Contribution, ...], Field(min_length=1, max_length=MAX_UIDS, strict=False)]
 
     @model_validator(mode="after")
@@ -242,7 +267,7 @@ class Record(Table):
     @property
     def claims(self) -> dict[PeerId, Claim]:
         """The applied updates by member."""
-        return {update.peer: update for update in self.updates}
+        return {update.member: update for update in self.updates}
 
     def link(self, run: Digest, round: int) -> Digest:
         """Return this record's link: `previous` of the next."""
@@ -251,73 +276,5 @@ class Record(Table):
     def selection(self, run: Digest, round: int) -> Selection:
         """Return the applied updates as a Selection, for code that follows any run. Its link is `previous` of the
         next."""
-        pairs = tuple((update.peer, Digest(bytes.fromhex(update.envelope))) for update in self.updates)
-        theta, previous = Digest(bytes.fromhex(self.theta)), Digest(bytes.fromhex(self.previous))
-        return Selection(round, theta, previous, run, pairs)
-
-
-def encode_record(record: Record, run: Digest, round: int, group: Signer) -> bytes:
-    return encode_document(_RECORD, run, round, record.model_dump(mode="json"), group)
-
-
-def parse_record(data: bytes, run: Digest, round: int, verify: Verify) -> Record:
-    """Raises InvalidMessage."""
-    return _checked(Record, parse_document(data, _RECORD, run, round, GROUP, verify))
-
-
-def encode_amendment(amendment: Amendment, run: Digest, number: int, group: Signer) -> bytes:
-    return encode_document(_AMENDMENT, run, number, amendment.model_dump(mode="json"), group)
-
-
-def parse_amendment(data: bytes, run: Digest, number: int, verify: Verify) -> Amendment:
-    """Raises InvalidMessage."""
-    return _checked(Amendment, parse_document(data, _AMENDMENT, run, number, GROUP, verify))
-
-
-def encode_drain(drain: Drain, run: Digest, signer: Signer) -> bytes:
-    return encode_document(_DRAIN, run, NO_ROUND, drain.model_dump(mode="json"), signer)
-
-
-def parse_drain(data: bytes, run: Digest, member: PeerId, verify: Verify) -> Drain:
-    """Raises InvalidMessage."""
-    return _checked(Drain, parse_document(data, _DRAIN, run, NO_ROUND, member, verify))
-
-
-def encode_claim(claim: Claim, run: Digest, round: int, signer: Signer) -> bytes:
-    return encode_document(_CLAIM, run, round, claim.model_dump(mode="json"), signer)
-
-
-def parse_claim(data: bytes, run: Digest, round: int, member: PeerId, verify: Verify) -> Claim:
-    """Raises InvalidMessage."""
-    return _checked(Claim, parse_document(data, _CLAIM, run, round, member, verify))
-
-
-def encode_part(part: MeanPart, run: Digest, round: int, owner: Signer) -> bytes:
-    """Encode the pointer to the part of the round's mean that is `owner`'s, whoever summed it."""
-    return encode_document(_MEAN, run, round, part.model_dump(mode="json"), owner)
-
-
-def parse_part(data: bytes, run: Digest, round: int, owner: PeerId, verify: Verify) -> MeanPart:
-    """Raises InvalidMessage."""
-    return _checked(MeanPart, parse_document(data, _MEAN, run, round, owner, verify))
-
-
-def encode_beat(beat: Beat, run: Digest, signer: Signer) -> bytes:
-    return encode_document(_BEAT, run, NO_ROUND, beat.model_dump(mode="json"), signer)
-
-
-def parse_beat(data: bytes, run: Digest, member: PeerId, verify: Verify) -> Beat:
-    """Raises InvalidMessage."""
-    return _checked(Beat, parse_document(data, _BEAT, run, NO_ROUND, member, verify))
-
-
-def _checked(kind: type[T], body: Mapping[str, object]) -> T:
-    try:
-        return kind.model_validate(body)
-    except ValidationError as fault:
-        raise InvalidMessage(f"{kind.__name__.lower()}: " + fault_lines(fault)) from None
-
-
-def digest_of(text: str) -> Digest:
-    """Return a document's hexadecimal field as a digest."""
-    return Digest(bytes.fromhex(text))
+        pairs = tuple((update.member, update.envelope) for update in self.updates)
+        return Selection(round, self.theta, self.previous, run, pairs)

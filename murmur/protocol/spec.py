@@ -14,7 +14,17 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from murmur.protocol.clock import Clock
 from murmur.protocol.errors import ConfigError, InvalidMessage
@@ -47,6 +57,20 @@ def _hex_digest(value: str) -> str:
 
 
 HexDigest = Annotated[str, AfterValidator(_hex_digest)]
+
+
+def _from_hex(value: object) -> bytes:
+    """Take the bytes themselves too: what code builds has no detour over text."""
+    if isinstance(value, str):
+        return bytes.fromhex(_hex_digest(value))
+    if isinstance(value, bytes) and len(value) == DIGEST_BYTES:
+        return value
+    raise ValueError("expected a sha256 digest as 64 lower-case hex digits")
+
+
+DigestField = Annotated[Digest, BeforeValidator(_from_hex), PlainSerializer(bytes.hex, when_used="json")]
+PeerIdField = Annotated[PeerId, BeforeValidator(_from_hex), PlainSerializer(bytes.hex, when_used="json")]
+"""32 bytes, which JSON has as 64 hex digits."""
 
 
 class Table(BaseModel):
@@ -167,6 +191,10 @@ class DataSpec(Table):
     page_sequences: Positive
     held_out_sequences: Positive = 64
 
+    @property
+    def index_digest(self) -> Digest:
+        return Digest(bytes.fromhex(self.index))
+
 
 class ClockSpec(Table):
     """Windows of a round as offsets in blocks (murmur/protocol/clock.py). `tempo` is the subnet's epoch in blocks.
@@ -264,6 +292,10 @@ class TrainingSpec(Published):
                 f"{self.pages_per_round} a round: use more data or smaller pages"
             )
         return self
+
+    @property
+    def genesis_digest(self) -> Digest:
+        return Digest(bytes.fromhex(self.genesis_checkpoint))
 
     @cached_property
     def layout(self) -> Layout:

@@ -359,7 +359,7 @@ def test_no_answer_holds_a_secret_or_the_key_of_an_update(played: Played) -> Non
     assert isinstance(source, Cluster)
     read_all(source)
     watched.read()
-    member = played.simulated.records()[0].updates[0].member
+    member = played.simulated.records()[0].updates[0].member.hex()
     answers = [watched.answer(0), watched.short(0, 0), watched.peer(member) or b"", watched.table()]
     answers += [json.dumps(watched.detail(number)).encode() for number in range(ROUNDS)]
     told = b"".join(answers)
@@ -367,7 +367,7 @@ def test_no_answer_holds_a_secret_or_the_key_of_an_update(played: Played) -> Non
     for record in played.simulated.records():
         for update in record.updates:
             assert update.key.encode() not in told
-            assert update.envelope.encode() not in told
+            assert update.envelope.hex().encode() not in told
 
 
 def test_each_member_has_its_rounds_with_their_loss(played: Played) -> None:
@@ -378,7 +378,7 @@ def test_each_member_has_its_rounds_with_their_loss(played: Played) -> None:
             (round, update.loss, update.steps, update.seconds)
             for round, record in enumerate(played.simulated.records())
             for update in record.updates
-            if update.peer == machine.id
+            if update.member == machine.id
         ]
         rows = [row for row in peer_rounds(source.rounds, machine.id.hex()) if row["outcome"] == "contributing"]
         assert [(row["round"], row["loss"], row["steps"], row["seconds"]) for row in rows] == expected

@@ -38,8 +38,8 @@ def beat(
 
 def claim(theta: int = 7, previous: Digest = LINK, *, steps: int = 10, seconds: float = 100.0) -> Claim:
     return Claim(
-        theta=bytes([theta]).hex() * 32,
-        previous=previous.hex(),
+        theta=Digest(bytes([theta]) * 32),
+        previous=previous,
         envelope="aa" * 32,
         key="bb" * 32,
         steps=steps,
@@ -51,10 +51,10 @@ def claim(theta: int = 7, previous: Digest = LINK, *, steps: int = 10, seconds: 
 def record(*updates: tuple[PeerId, int, float]) -> Record:
     """Of these members' steps and seconds."""
     rows = tuple(
-        Contribution(member=peer.hex(), **claim(steps=steps, seconds=seconds).model_dump())
+        Contribution(member=peer, **claim(steps=steps, seconds=seconds).model_dump())
         for peer, steps, seconds in sorted(updates)
     )
-    return Record(by=rows[0].member, theta=rows[0].theta, previous=LINK.hex(), updates=rows)
+    return Record(by=rows[0].member, theta=rows[0].theta, previous=LINK, updates=rows)
 
 
 # --- presence ----------------------------------------------------------------------------------------------------
@@ -152,19 +152,19 @@ def test_the_theta_that_most_of_the_living_claim_is_chosen_and_all_its_updates_i
     living = {peer for peer, (_, _, lives) in drawn.items() if lives}
     held = Digest(bytes([ours]) * 32)
     chosen = choose(claims, living, (held, LINK), member(77))
-    here = {peer: claim.theta for peer, claim in claims.items() if claim.previous == LINK.hex()}
+    here = {peer: claim.theta for peer, claim in claims.items() if claim.previous == LINK}
     links = [one.previous for peer, one in claims.items() if peer in living] or [
         one.previous for one in claims.values()
     ]
-    if 2 * links.count(LINK.hex()) < len(links):  # most go on from another record than we were shown
+    if 2 * links.count(LINK) < len(links):  # most go on from another record than we were shown
         assert chosen is None
         return
     assert chosen is not None
     counted = [theta for peer, theta in here.items() if peer in living] or list(here.values())
     most = max(map(counted.count, counted))
     best = {theta for theta in counted if counted.count(theta) == most}
-    assert chosen.theta == (held.hex() if held.hex() in best else min(best))
-    assert [update.peer for update in chosen.updates] == sorted(
+    assert chosen.theta == (held if held in best else min(best))
+    assert [update.member for update in chosen.updates] == sorted(
         peer for peer, theta in here.items() if theta == chosen.theta
     )
 
@@ -174,7 +174,7 @@ def test_the_dead_do_not_hold_up_the_living() -> None:
     mine = Digest(bytes([1]) * 32)
     chosen = choose(claims, {member(1)}, (mine, LINK), member(1))
     assert chosen is not None
-    assert [update.peer for update in chosen.updates] == [member(1)]
+    assert [update.member for update in chosen.updates] == [member(1)]
 
 
 def test_who_is_silent_and_of_an_old_round_is_gone_once() -> None:

@@ -7,20 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmur.cluster.group_keys import Group
-from murmur.protocol.cluster import (
-    GROUP,
-    Claim,
-    ClusterSpec,
-    build_cluster,
-    encode_beat,
-    encode_claim,
-    encode_record,
-    parse_beat,
-    parse_claim,
-    parse_record,
-)
+from murmur.protocol.cluster import GROUP, Beat, Claim, ClusterSpec, Record, build_cluster
 from murmur.protocol.errors import ConfigError, InvalidMessage
-from murmur.protocol.messages import encode_document, link_of
+from murmur.protocol.messages import NO_ROUND, encode_document, link_of
 from murmur.protocol.types import Digest
 from tests.cluster.test_decisions import beat, claim, member, record
 from tests.specs import toy_table
@@ -38,16 +27,16 @@ def cluster_table(**changes: object) -> dict[str, object]:
 
 def test_documents_of_the_group_come_back_and_nobody_elses_do() -> None:
     found, known = record((member(1), 5, 1.0), (member(2), 5, 2.0)), member(4)
-    data = encode_record(found, RUN, 7, US.signer())
-    assert parse_record(data, RUN, 7, US.verify) == found
-    assert parse_claim(encode_claim(claim(), RUN, 7, US.signer(known)), RUN, 7, known, US.verify) == claim()
-    assert parse_beat(encode_beat(beat(3), RUN, US.signer(known)), RUN, known, US.verify) == beat(3)
+    data = found.encode(RUN, 7, US.signer())
+    assert Record.parse(data, RUN, 7, GROUP, US.verify) == found
+    assert Claim.parse(claim().encode(RUN, 7, US.signer(known)), RUN, 7, known, US.verify) == claim()
+    assert Beat.parse(beat(3).encode(RUN, NO_ROUND, US.signer(known)), RUN, NO_ROUND, known, US.verify) == beat(3)
     for parse in (
-        lambda: parse_record(data, RUN, 8, US.verify),
-        lambda: parse_record(data, Digest(bytes(32)), 7, US.verify),
-        lambda: parse_record(data, RUN, 7, THEM.verify),
-        lambda: parse_claim(encode_claim(claim(), RUN, 7, US.signer(known)), RUN, 7, member(5), US.verify),
-        lambda: parse_beat(encode_claim(claim(), RUN, 0, US.signer(known)), RUN, known, US.verify),
+        lambda: Record.parse(data, RUN, 8, GROUP, US.verify),
+        lambda: Record.parse(data, Digest(bytes(32)), 7, GROUP, US.verify),
+        lambda: Record.parse(data, RUN, 7, GROUP, THEM.verify),
+        lambda: Claim.parse(claim().encode(RUN, 7, US.signer(known)), RUN, 7, member(5), US.verify),
+        lambda: Beat.parse(claim().encode(RUN, 0, US.signer(known)), RUN, NO_ROUND, known, US.verify),
     ):
         with pytest.raises(InvalidMessage):
             parse()
@@ -56,9 +45,9 @@ def test_documents_of_the_group_come_back_and_nobody_elses_do() -> None:
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_document_or_an_invalid_message(data: bytes) -> None:
     for parse in (
-        lambda: parse_record(data, RUN, 7, US.verify),
-        lambda: parse_claim(data, RUN, 7, member(1), US.verify),
-        lambda: parse_beat(data, RUN, member(1), US.verify),
+        lambda: Record.parse(data, RUN, 7, GROUP, US.verify),
+        lambda: Claim.parse(data, RUN, 7, member(1), US.verify),
+        lambda: Beat.parse(data, RUN, NO_ROUND, member(1), US.verify),
     ):
         with pytest.raises(InvalidMessage):
             parse()
@@ -84,16 +73,16 @@ def test_a_record_of_a_member_that_is_no_valid_one_is_refused(change: object) ->
     body = json.loads(record((member(1), 5, 1.0), (member(2), 5, 2.0)).model_dump_json())
     body = change(body) if callable(change) else body | change  # type: ignore[operator]
     with pytest.raises(InvalidMessage):
-        parse_record(encode_document("record", RUN, 7, body, US.signer(GROUP)), RUN, 7, US.verify)
+        Record.parse(encode_document("record", RUN, 7, body, US.signer(GROUP)), RUN, 7, GROUP, US.verify)
 
 
 def test_a_claim_of_a_loss_that_is_no_number_is_refused_and_one_without_a_loss_is_not() -> None:
     for loss in (3.25, -1.0, None):
         told = claim().model_copy(update={"loss": loss})
-        assert parse_claim(encode_claim(told, RUN, 7, US.signer(member(1))), RUN, 7, member(1), US.verify) == told
+        assert Claim.parse(told.encode(RUN, 7, US.signer(member(1))), RUN, 7, member(1), US.verify) == told
     before = {name: value for name, value in claim().model_dump(mode="json").items() if name != "loss"}
     data = encode_document("claim", RUN, 7, before, US.signer(member(1)))
-    assert parse_claim(data, RUN, 7, member(1), US.verify) == claim()
+    assert Claim.parse(data, RUN, 7, member(1), US.verify) == claim()
     for loss in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite"):
             Claim.model_validate(claim().model_dump() | {"loss": loss})
@@ -101,7 +90,7 @@ def test_a_claim_of_a_loss_that_is_no_number_is_refused_and_one_without_a_loss_i
 
 def test_a_records_link_is_of_what_is_applied_and_not_of_who_closed_it() -> None:
     one = record((member(1), 5, 1.0), (member(2), 5, 2.0))
-    other = one.model_copy(update={"by": member(9).hex()})
+    other = one.model_copy(update={"by": member(9)})
     assert link_of(one.selection(RUN, 7)) == link_of(other.selection(RUN, 7))
     assert link_of(one.selection(RUN, 7)) != link_of(one.selection(RUN, 8))
     assert [peer for peer, _ in one.selection(RUN, 7).contributing] == [member(1), member(2)]

@@ -191,7 +191,7 @@ def others_seconds(member: ExaminedMember) -> float | None:
     """Return the seconds in which the others do all inner steps, by the last records; None where there are none."""
     newest = member.ledger.rounds()
     records = records_of(member.ledger, range(max(0, newest - ROUNDS), newest)).values()
-    updates = [update for record in records for update in record.updates if update.peer != member.me]
+    updates = [update for record in records for update in record.updates if update.member != member.me]
     return usual_seconds(updates, member.spec.inner.steps)
 
 

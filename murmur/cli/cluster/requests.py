@@ -29,13 +29,13 @@ def drain(options: Namespace) -> int:
     here = {
         member: beat
         for member, beat in beats.items()
-        if options.name in (beat.name, names[member.hex()]) and not beat.leaving
+        if options.name in (beat.name, names[member]) and not beat.leaving
     }
     if not here:
-        there = ", ".join(sorted(names[member.hex()] for member, beat in beats.items() if not beat.leaving)) or "nobody"
+        there = ", ".join(sorted(names[member] for member, beat in beats.items() if not beat.leaving)) or "nobody"
         raise ConfigError(f"{spec.name} has no member {options.name}: its members are {there}")
     if len(here) > 1:
-        which = " or ".join(sorted(names[member.hex()] for member in here))
+        which = " or ".join(sorted(names[member] for member in here))
         raise ConfigError(f"{len(here)} members are called {options.name}: name one as {which} (murmur cluster status)")
     ((member, beat),) = here.items()
     ledger.drain(member, Drain(request=secrets.token_hex(8)))

@@ -11,8 +11,7 @@ from murmur.cluster.group_keys import Group, Token
 from murmur.cluster.ledger import Ledger, UnreadableRecord
 from murmur.plan.timetable import duration
 from murmur.protocol.cluster import Beat, ClusterTable, Record
-from murmur.protocol.messages import link_of
-from murmur.protocol.types import PeerId
+from murmur.protocol.types import Digest, PeerId
 from storage.realtime import REAL
 
 LAST = 5
@@ -42,16 +41,16 @@ def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
         records.append(
             {
                 "round": round,
-                "members": [names.get(update.member, update.member[:8]) for update in record.updates],
+                "members": [names.get(update.member, update.member.hex()[:8]) for update in record.updates],
                 "steps": sum(update.steps for update in record.updates),
                 "loss": median(losses) if losses else None,
-                "theta": record.theta,
-                "by": names.get(record.by, record.by[:8]),
+                "theta": record.theta.hex(),
+                "by": names.get(record.by, record.by.hex()[:8]),
             }
         )
     members = [
         {
-            "name": names[member.hex()],
+            "name": names[member],
             "member": member.hex(),
             "round": beat.round,
             "step": beat.step,
@@ -74,14 +73,14 @@ def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def differing(
-    ledger: Ledger, round: int, record: Record | None, beats: Mapping[PeerId, Beat], names: Mapping[str, str]
+    ledger: Ledger, round: int, record: Record | None, beats: Mapping[PeerId, Beat], names: Mapping[PeerId, str]
 ) -> list[str]:
     """Return in words which living members hold different thetas at the start of one round, and which claim in this
     round on another record before it than the bucket shows. Raises StorageError."""
-    found, thetas = list[str](), defaultdict[int, dict[str, list[str]]](lambda: defaultdict(list))
+    found, thetas = list[str](), defaultdict[int, dict[Digest, list[str]]](lambda: defaultdict(list))
     for member, beat in sorted(beats.items()):
         if beat.theta is not None:
-            thetas[beat.round][beat.theta].append(names[member.hex()])
+            thetas[beat.round][beat.theta].append(names[member])
     for at, groups in sorted(thetas.items()):
         if len(groups) > 1:
             sides = "; ".join(", ".join(group) for group in sorted(groups.values(), key=len))
@@ -91,9 +90,9 @@ def differing(
                 "wrongly: take it out"
             )
     if record is not None:
-        link = link_of(record.selection(ledger.run, round - 1)).hex()
+        link = record.link(ledger.run, round - 1)
         claims = ledger.claims_of(round, sorted(beats))
-        others = [names[member.hex()] for member, claim in sorted(claims.items()) if claim.previous != link]
+        others = [names[member] for member, claim in sorted(claims.items()) if claim.previous != link]
         if others:
             found.append(
                 f"round {round}: {', '.join(others)} go on from another record of round {round - 1} than the bucket "
@@ -130,11 +129,11 @@ def living(ledger: Ledger, rules: ClusterTable) -> tuple[dict[PeerId, Beat], set
     return beats, {member for member in alive if not beats[member].leaving}
 
 
-def told_names(beats: Mapping[PeerId, Beat]) -> dict[str, str]:
-    """Return each member's name by its id in hex; with the id's beginning where several have one name."""
+def told_names(beats: Mapping[PeerId, Beat]) -> dict[PeerId, str]:
+    """Return each member's name; with its id's beginning where several have one name."""
     count = Counter(beat.name for beat in beats.values())
     return {
-        member.hex(): beat.name if count[beat.name] == 1 else f"{beat.name}.{member.hex()[:8]}"
+        member: beat.name if count[beat.name] == 1 else f"{beat.name}.{member.hex()[:8]}"
         for member, beat in beats.items()
     }
 

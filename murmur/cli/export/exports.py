@@ -23,7 +23,7 @@ from murmur.export.tokenizer import MAX_BYTES, run_tokenizer
 from murmur.export.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
 from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.sync.dataset import RemoteShards
-from murmur.protocol.cluster import ClusterSpec, digest_of
+from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import ChainError, ConfigError, OutOfSync, StorageError
 from murmur.protocol.types import Digest, hotkey
 
@@ -114,7 +114,7 @@ def find_source(options: argparse.Namespace, source: str, netuid: str | None) ->
 
 def _of_cluster(token: Token, options: argparse.Namespace) -> Source:
     ledger, spec = open_ledger(token)
-    index = digest_of(spec.data.index)
+    index = spec.data.index_digest
     return Source(
         lambda: ClusterStates(spec, ledger, tell),
         lambda: _data(index, options.data, lambda file: SharedData(ledger.bucket)),
@@ -137,7 +137,7 @@ def open_source(options: argparse.Namespace, source: str, netuid: str | None) ->
 def data_of(there: OpenedNetwork, options: argparse.Namespace) -> AbstractContextManager[tuple[Shards, Path]]:
     """Yield the run's data set, the operator's or the part available in the owner's and validators' buckets, and a
     folder with its tokenizer's files. Raises ConfigError, and StorageError where no source has them."""
-    digest = Digest(bytes.fromhex(there.run.first.data.index))
+    digest = there.run.first.data.index_digest
     return _data(digest, options.data or there.config.data, lambda file: RemoteShards(there.run, there.doors, file))
 
 

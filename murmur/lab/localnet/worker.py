@@ -39,7 +39,7 @@ from murmur.node.telemetry.events import Stopwatch
 from murmur.protocol.assignment import page_at
 from murmur.protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
 from murmur.protocol.spec import RunSpec, parse_text
-from murmur.protocol.types import Digest, Page, PeerId
+from murmur.protocol.types import Page, PeerId
 from murmur.rounds import start_miner, start_validator
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
@@ -112,7 +112,7 @@ def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[s
     doors = open_doors(config, connect(config), local=spec.local)
     require_read_only(doors.bucket, doors.pointer, local=spec.local)
     assert config.data is not None
-    shards = Shards.open(config.data, index_digest=Digest(bytes.fromhex(spec.data.index)))
+    shards = Shards.open(config.data, index_digest=spec.data.index_digest)
     shards.train.verify()
     torch.manual_seed(0)
     replica = Replica(spec, genesis_theta(spec.model, 0), ranks=ranks)

@@ -19,8 +19,9 @@ from murmur.lab.simulation.modelled_replica import DEEP, MODEL, Costs, Learner, 
 from murmur.lab.simulation.store import Call
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
-from murmur.protocol.cluster import Beat, ClusterOuter, ClusterSpec, ClusterTable, parse_beat
+from murmur.protocol.cluster import Beat, ClusterOuter, ClusterSpec, ClusterTable
 from murmur.protocol.errors import StorageError
+from murmur.protocol.messages import NO_ROUND
 from murmur.protocol.spec import Exchange, ModelSpec
 from murmur.protocol.types import Digest, PeerId
 
@@ -132,7 +133,7 @@ class OneOfMany(Ledger):
 
 @lru_cache(maxsize=1024)
 def _parsed(data: bytes, run: Digest, member: PeerId) -> Beat:
-    return parse_beat(data, run, member, Group(SECRET).verify)
+    return Beat.parse(data, run, NO_ROUND, member, Group(SECRET).verify)
 
 
 def _spec(exchange: Exchange, genesis: Digest) -> ClusterSpec:

@@ -11,7 +11,7 @@ from typing import IO, Any
 from murmur.cluster.group_keys import Group
 from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Cluster, Machine
 from murmur.protocol import keys
-from murmur.protocol.cluster import parse_record
+from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.types import Digest
 
 FIRST_ROUNDS = 2
@@ -144,16 +144,16 @@ class ClusterWitness:
         cluster = self.cluster
         assert cluster is not None
         data = cluster.store.buckets[BUCKET][keys.record(cluster.run, round)].data
-        updates = parse_record(data, cluster.run, round, Group(SECRET).verify).updates
+        updates = Record.parse(data, cluster.run, round, GROUP, Group(SECRET).verify).updates
         named = {update.member: update.steps for update in updates}
         if round >= FIRST_ROUNDS:
             self.all_steps += sum(named.values())
             for machine in cluster.machines:
                 if not self._near({machine.name, None}, now):
-                    self.steps[machine.name] += named.get(machine.id.hex(), 0)
+                    self.steps[machine.name] += named.get(machine.id, 0)
                     self.seconds[machine.name] += now - self._began
         living = [
-            machine.id.hex()
+            machine.id
             for machine in cluster.machines
             if machine.up and self._up_since.get(machine.name, now) < self._began
         ]

@@ -10,7 +10,6 @@ from murmur.node.sync import run_discovery as runs
 from murmur.node.sync.amendments import settled
 from murmur.node.sync.dataset import open_data
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import Digest
 
 SPEC_FIX = (
     f"check --owner ({variable_of('owner')}) or --spec ({variable_of('spec')}), and that --network and --netuid are "
@@ -70,5 +69,5 @@ def data(node: ExaminedNode) -> str:
         node.shards = open_data(node.config, node.run, node.doors, node.home)
     except ConfigError as fault:
         raise Fault(str(fault), FETCH_FIX if node.config.data is None else DATA_FIX) from None
-    index = Digest(bytes.fromhex(node.run.first.data.index))
+    index = node.run.first.data.index_digest
     return f"index {index.hex()[:16]}, {node.shards.train.num_tokens:,} tokens"

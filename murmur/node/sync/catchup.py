@@ -121,7 +121,7 @@ def _genesis(follower: Follower, state: NodeState) -> Start:
     """Load theta_0 from the owner's bucket or a validator's. The spec pins its digest, so any source will do. Raises
     StorageError."""
     spec = follower.run.first
-    digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
+    digest = spec.genesis_digest
     sources = follower.sources()
     faults: list[str] = []
     for holder in holders_of_genesis(follower, digest, sources):

@@ -46,7 +46,7 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
     Raises ConfigError, StorageError if no source has the index, ChainError.
     """
     spec = run.first
-    index = Digest(bytes.fromhex(spec.data.index))
+    index = spec.data.index_digest
     if config.data is not None:
         shards = Shards.open(config.data.expanduser(), index_digest=index)
     else:
@@ -210,7 +210,7 @@ class RemoteShards:
         size = self._index.stat().st_size
         with self._index.open("rb") as file:
             begin = file.read(_SHOWN_BYTES)
-        key = keys.blob(Digest(bytes.fromhex(self._run.first.data.index)))
+        key = keys.blob(self._run.first.data.index_digest)
         wanted = [
             Wanted(peer, (Source(opener, key),), size, lambda data: data == begin, part=(0, len(begin)))
             for peer in peers

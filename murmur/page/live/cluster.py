@@ -237,10 +237,10 @@ class _History:
         """Yield what a record says of its round, and what is known by now of the one before."""
         round, spec, before = self._next, self.amended.spec, self._before
         began, end = self._end(round - 1), self._end(round)
-        updates = {u.member: {"steps": u.steps, "seconds": u.seconds, "loss": u.loss} for u in record.updates}
+        updates = {u.member.hex(): {"steps": u.steps, "seconds": u.seconds, "loss": u.loss} for u in record.updates}
         fields = {
-            "by": record.by,
-            "theta": record.theta,
+            "by": record.by.hex(),
+            "theta": record.theta.hex(),
             "length": end - began if began and end and end > began else None,
             "payload_bytes": spec.object_bytes,
             "step_tokens": spec.inner.sequences * spec.model.context,
@@ -248,7 +248,7 @@ class _History:
         yield _event("recorded", round, end, **fields, updates=updates)
         if before is not None:
             told = {update.member for update in before.updates}
-            sent = {u.member: u.sending for u in record.updates if u.sending and u.member in told}
+            sent = {u.member.hex(): u.sending for u in record.updates if u.sending and u.member in told}
             yield _event("sent", round - 1, began, members=sent)
             yield from self._late(round - 1, before)
         yield from self._late(round, record)
@@ -259,7 +259,7 @@ class _History:
         """Yield the claims that are not in the record: they came later, or from another theta."""
         if round < self.known - self.amended.spec.cluster.keep_rounds:
             return  # they are deleted by now
-        told = {update.peer for update in record.updates}
+        told = {update.member for update in record.updates}
         late = self._ledger.claims_of(round, [one for one in self._ledger.claimants(round) if one not in told])
         rows = {m.hex(): {"steps": claim.steps, "apart": claim.theta != record.theta} for m, claim in late.items()}
         if rows:

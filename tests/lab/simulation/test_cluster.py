@@ -19,7 +19,7 @@ from murmur.lab.simulation.cluster_witness import ClusterWitness
 from murmur.lab.simulation.store import Call, Faults
 from murmur.node.state.node_state import NodeState
 from murmur.protocol import keys
-from murmur.protocol.cluster import Record, digest_of, parse_record
+from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.spec import Exchange
 from murmur.rounds.contribution import Diverged, RoundWork
 from tests.cli.test_simulate import options
@@ -56,7 +56,7 @@ class Watched:
         cluster, found = self.cluster, []
         objects = cluster.store.buckets[BUCKET]
         while (key := keys.record(cluster.run, len(found))) in objects:
-            found.append(parse_record(objects[key].data, cluster.run, len(found), Group(SECRET).verify))
+            found.append(Record.parse(objects[key].data, cluster.run, len(found), GROUP, Group(SECRET).verify))
         return found
 
     def thetas(self, round: int) -> set[str]:
@@ -76,7 +76,7 @@ def assert_one_history(watched: Watched) -> None:
     records = watched.records()
     assert watched.witness.result.broken == []
     for round, record in enumerate(records):
-        assert watched.thetas(round) in ({record.theta}, set())
+        assert watched.thetas(round) in ({record.theta.hex()}, set())
     assert len({record.theta for record in records}) == len(records)
 
 
@@ -94,7 +94,7 @@ def test_in_a_calm_everybody_is_in_every_record_and_nobody_waits_long(watched: W
     said = {(name, round): fields["loss"] for name, event, round, fields in watched.events if event == "trained"}
     for round, record in enumerate(watched.records()):
         for update in record.updates:
-            [name] = [machine.name for machine in watched.cluster.machines if machine.id == update.peer]
+            [name] = [machine.name for machine in watched.cluster.machines if machine.id == update.member]
             assert update.loss == said[name, round]
     assert not [event for event in watched.events if event[1] in ("interrupted", "diverged", "update_returned")]
 
@@ -119,7 +119,9 @@ def test_rounds_shorter_than_a_beat_have_most_steps_of_every_member(
     watched.cluster.close()
     assert_one_history(watched)
     for machine in watched.cluster.machines:
-        steps = [sum(one.steps for one in record.updates if one.peer == machine.id) for record in watched.records()[4:]]
+        steps = [
+            sum(one.steps for one in record.updates if one.member == machine.id) for record in watched.records()[4:]
+        ]
         assert sum(steps) > 0.5 * simulated.STEPS * len(steps)
 
 
@@ -154,7 +156,7 @@ def test_a_member_killed_at_any_call_to_the_store_costs_the_others_nothing_but_i
     trained = [(name, round) for name, event, round, _ in watched.events if event == "trained" and name != victim.name]
     assert len(trained) == len(set(trained))
     assert all(len(record.updates) >= 2 for record in watched.records())
-    assert victim.id.hex() in {update.member for update in watched.records()[4].updates}
+    assert victim.id in {update.member for update in watched.records()[4].updates}
 
 
 def test_all_dead_at_once_go_on_where_the_records_end(watched: Watched) -> None:
@@ -207,8 +209,8 @@ def test_a_frozen_member_wakes_to_a_record_without_it_and_takes_its_update_back(
     cluster.close()
     assert_one_history(watched)
     without, after = watched.records()[1], watched.records()[3]
-    assert victim.id.hex() not in {update.member for update in without.updates}
-    assert victim.id.hex() in {update.member for update in after.updates}
+    assert victim.id not in {update.member for update in without.updates}
+    assert victim.id in {update.member for update in after.updates}
     assert (victim.name, "update_returned", 1) in [event[:3] for event in watched.events]
 
 
@@ -226,7 +228,7 @@ def test_who_leaves_is_not_waited_for_and_who_comes_new_is_in_the_next_record(wa
     watched.play(has_records(watched, 6))
     cluster.close()
     assert_one_history(watched)
-    assert leaver.id.hex() in {update.member for update in watched.records()[5].updates}
+    assert leaver.id in {update.member for update in watched.records()[5].updates}
 
 
 def test_a_member_whose_theta_differs_is_not_chosen_and_comes_back(watched: Watched) -> None:
@@ -244,8 +246,8 @@ def test_a_member_whose_theta_differs_is_not_chosen_and_comes_back(watched: Watc
     watched.play(has_records(watched, 11))
     cluster.close()
     records = watched.records()
-    assert victim.id.hex() not in {update.member for update in records[6].updates}
-    assert victim.id.hex() in {update.member for record in records[7:] for update in record.updates}
+    assert victim.id not in {update.member for update in records[6].updates}
+    assert victim.id in {update.member for record in records[7:] for update in record.updates}
     assert (victim.name, "diverged") in [event[:2] for event in watched.events]
     assert len(watched.thetas(9)) == 1
 
@@ -267,7 +269,7 @@ def test_a_checkpoint_takes_the_place_of_payloads_that_nobody_has(
     watched.play(has_records(watched, 14))
     cluster.close()
     assert_one_history(watched)
-    assert late.id.hex() in {update.member for update in watched.records()[13].updates}
+    assert late.id in {update.member for update in watched.records()[13].updates}
     assert (late.name, "caught_up") in [event[:2] for event in watched.events]
     assert (late.name, "interrupted") in [event[:2] for event in watched.events]  # it asked the others first
 
@@ -293,14 +295,14 @@ def test_who_comes_after_the_payloads_are_gone_takes_a_checkpoint_at_once(tmp_pa
 
     cluster.store.before = before
     cluster.start(late)
-    watched.play(lambda: late.id.hex() in {update.member for update in watched.records()[-1].updates}, hours=1)
+    watched.play(lambda: late.id in {update.member for update in watched.records()[-1].updates}, hours=1)
     cluster.close()
     assert_one_history(watched)
     happened = [event for name, event, _, _ in watched.events[began:] if name == late.name]
     assert "caught_up" in happened
     assert "interrupted" not in happened
     assert keys.record(cluster.run, keep) in read
-    assert keys.blob(digest_of(cluster.spec.genesis_checkpoint)) not in read
+    assert keys.blob(cluster.spec.genesis_digest) not in read
 
 
 def test_who_is_new_begins_at_a_checkpoint_whose_record_can_be_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from murmur.node.fetch.opening import open_payload
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import SealedRound
 from murmur.protocol import keys
-from murmur.protocol.cluster import Claim, Contribution, MeanPart, Record, digest_of
+from murmur.protocol.cluster import Claim, Contribution, MeanPart, Record
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.types import PeerId
 from murmur.rounds.contribution import RoundWork
@@ -61,7 +61,7 @@ def test_a_member_killed_at_any_call_to_the_store_comes_back_to_the_same_theta_a
     assert killer.killed, "nobody was killed: a round has fewer calls"
     assert victim is not None
     assert_one_history(watched)
-    assert victim.id.hex() in {update.member for update in watched.records()[5].updates}
+    assert victim.id in {update.member for update in watched.records()[5].updates}
 
 
 def test_who_joins_late_takes_momentum_from_a_checkpoint_and_is_in_the_records(
@@ -83,7 +83,7 @@ def test_who_joins_late_takes_momentum_from_a_checkpoint_and_is_in_the_records(
     assert any(name.startswith(VELOCITY) for name in program.state.replica.consensus_state().tensors)
     cluster.close()
     assert_one_history(watched)
-    assert late.id.hex() in {update.member for update in watched.records()[13].updates}
+    assert late.id in {update.member for update in watched.records()[13].updates}
     assert (late.name, "caught_up") in [event[:2] for event in watched.events]
 
 
@@ -155,7 +155,7 @@ def test_each_contributor_sums_a_part(watched: Watched) -> None:
     cluster.close()
     assert_one_history(watched)
     for round in range(1, 4):
-        owners = {update.peer: update for update in watched.records()[round].updates}
+        owners = {update.member: update for update in watched.records()[round].updates}
         assert len(owners) == 3
         for machine in cluster.machines:
             pointed = pointer(watched, round, machine)
@@ -171,9 +171,9 @@ def pointer(watched: Watched, round: int, owner: Machine) -> str:
 def owner_key(cluster: Cluster, round: int, update: Claim) -> str:
     """The key of a claimed payload."""
     group = Group(SECRET)
-    key = group.wrap(bytes.fromhex(update.key), digest_of(update.envelope))
+    key = group.wrap(bytes.fromhex(update.key), update.envelope)
     assert isinstance(update, Contribution)
-    return keys.members_payload(cluster.run, round, update.peer, sha256(key).digest())
+    return keys.members_payload(cluster.run, round, update.member, sha256(key).digest())
 
 
 def test_the_part_of_a_member_that_died_is_made_by_another(watched: Watched) -> None:

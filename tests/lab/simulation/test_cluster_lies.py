@@ -13,7 +13,7 @@ import pytest
 
 from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, Machine
 from murmur.lab.simulation.store import Objects, Store, StoreBucket
-from murmur.protocol.cluster import Record, parse_record
+from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.errors import ObjectMissing
 from murmur.protocol.spec import Exchange
 from murmur.protocol.types import Digest
@@ -162,7 +162,7 @@ class Held:
         for round, thetas in self.thetas.items():
             assert round <= after or len(thetas) == 1, f"{len(thetas)} thetas at the start of round {round}"
         for round, record in records.items():
-            assert round <= after or {theta.hex() for theta in self.thetas[round]} <= {record.theta}
+            assert round <= after or self.thetas[round] <= {record.theta}
 
 
 def ended(watched: Watched) -> list[str]:
@@ -187,7 +187,7 @@ def kept_records(watched: Watched) -> dict[int, Record]:
     """The records that are in the bucket, whichever are lost."""
     run, objects = watched.cluster.run, watched.cluster.store.buckets[BUCKET]
     found = {int(key.rsplit("/")[-1]): one.data for key, one in objects.items() if "/record/" in key}
-    return {round: parse_record(data, run, round, Group(SECRET).verify) for round, data in found.items()}
+    return {round: Record.parse(data, run, round, GROUP, Group(SECRET).verify) for round, data in found.items()}
 
 
 @dataclass
@@ -243,7 +243,7 @@ def test_lies_may_fork_a_mean_and_one_theta_is_left(tmp_path: Path) -> None:
     records = kept_records(lied.watched)
     lied.held.assert_one(records, after=lied.honest_from + 1)
     for round, record in records.items():
-        assert record.theta in {theta.hex() for theta in lied.held.thetas[round]}
+        assert record.theta in lied.held.thetas[round]
 
 
 @pytest.mark.parametrize("exchange", ["sparse", "int8"])
@@ -273,7 +273,7 @@ def test_a_bucket_that_is_put_back_takes_back_no_round_that_members_have(tmp_pat
     assert max(after) <= 10 + BOUND
     assert set(after) >= {*range(4), *range(8, max(after) + 1)}
     assert all(after[round] == before[round] for round in before if round in after)
-    assert after[8].previous == before[7].link(cluster.run, 7).hex()
+    assert after[8].previous == before[7].link(cluster.run, 7)
     held.assert_one(before | after)
     assert watched.witness.result.broken == []
     assert ended(watched) == []

@@ -43,7 +43,7 @@ def test_nobody_waits_for_a_slower_machine_and_it_does_nearly_all_it_can(
         assert_one_history(watched)
     for round in range(2, 8):  # before, nobody knows its pace
         assert together.seconds(round) < 1.005 * alone.seconds(round)
-        steps = {update.peer: update.steps for update in together.records()[round].updates}
+        steps = {update.member: update.steps for update in together.records()[round].updates}
         assert steps.pop(slow.id) >= least
         assert list(steps.values()) == [60] * 3
 

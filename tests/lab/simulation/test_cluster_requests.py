@@ -163,7 +163,7 @@ def test_a_drained_member_ends_after_its_round_and_may_come_back(watched: Watche
     watched.play(lambda: not leaver.up)
     done = len(watched.records())
     assert done <= 4
-    assert leaver.id in {update.peer for update in watched.records()[done - 1].updates}
+    assert leaver.id in {update.member for update in watched.records()[done - 1].updates}
     assert keys.drain(cluster.run, leaver.id) not in cluster.store.buckets[BUCKET]
     assert owner(cluster).beats()[leaver.id].leaving
     began = cluster.clock.now
@@ -172,7 +172,7 @@ def test_a_drained_member_ends_after_its_round_and_may_come_back(watched: Watche
     assert all(len(record.updates) == 2 for record in watched.records()[done:])
     cluster.start(leaver)
     began = cluster.clock.now
-    watched.play(lambda: leaver.id in {update.peer for update in watched.records()[-1].updates})
+    watched.play(lambda: leaver.id in {update.member for update in watched.records()[-1].updates})
     stored[keys.drain(cluster.run, leaver.id)] = request  # its deletion was lost, or somebody puts it back
     watched.play(has_records(watched, len(watched.records()) + 3))
     assert leaver.up

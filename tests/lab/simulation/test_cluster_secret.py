@@ -7,7 +7,7 @@ import pytest
 
 from murmur.lab.simulation.cluster import BUCKET, SECRET, Group
 from murmur.protocol import keys
-from murmur.protocol.cluster import Claim, Drain, MeanPart, digest_of, parse_claim, parse_part
+from murmur.protocol.cluster import Claim, Drain, MeanPart
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope
 from murmur.protocol.spec import Exchange
 from murmur.protocol.types import DIGEST_BYTES, PeerId
@@ -49,7 +49,7 @@ def sealed(watched: Watched, bodies: Bodies) -> Iterator[tuple[str, bytes]]:
     ledger = owner(cluster)
 
     def lies_at(round: int, member: PeerId, one: Claim | MeanPart) -> tuple[str, bytes]:
-        key = group.wrap(bytes.fromhex(one.key), digest_of(one.envelope))
+        key = group.wrap(bytes.fromhex(one.key), one.envelope)
         return ledger.payload_key(round, member, key), key
 
     for name, versions in bodies.items():
@@ -57,10 +57,10 @@ def sealed(watched: Watched, bodies: Bodies) -> Iterator[tuple[str, bytes]]:
         for data in versions:
             if name.startswith(keys.all_claims(cluster.run)):
                 round, member = int(parts[2]), PeerId(bytes.fromhex(parts[3]))
-                yield lies_at(round, member, parse_claim(data, cluster.run, round, member, group.verify))
+                yield lies_at(round, member, Claim.parse(data, cluster.run, round, member, group.verify))
             elif "/mean-" in name:
                 round, member = int(parts[2]), PeerId(bytes.fromhex(parts[3]))
-                yield lies_at(round, member, parse_part(data, cluster.run, round, member, group.verify))
+                yield lies_at(round, member, MeanPart.parse(data, cluster.run, round, member, group.verify))
 
 
 def pieces(plaintext: bytes) -> list[bytes]:

@@ -59,7 +59,7 @@ def test_a_member_starts_again_from_its_disk_where_the_store_cannot_read_what_it
     broken.add(key)
     cluster.start(again)
     watched.play(has_records(watched, len(watched.records()) + 3), hours=2)
-    assert again.id in {update.peer for update in watched.records()[-1].updates}
+    assert again.id in {update.member for update in watched.records()[-1].updates}
     cluster.close()
     assert_one_history(watched)
 
@@ -227,7 +227,7 @@ def test_an_update_that_is_in_the_bucket_is_not_sent_again_where_the_claim_faile
     watched.play(has_records(watched, 4))
     assert len(failed) == times
     assert len(sent) == 1
-    assert machine.id in {update.peer for update in watched.records()[2].updates}
+    assert machine.id in {update.member for update in watched.records()[2].updates}
     cluster.close()
 
 
@@ -291,7 +291,7 @@ def test_a_newcomer_does_without_an_older_record(watched: Watched) -> None:
     broken.add(keys.record(cluster.run, newest - 2))
     cluster.start(machine)
     watched.play(has_records(watched, len(watched.records()) + 3), hours=2)
-    assert machine.id in {update.peer for update in watched.records()[-1].updates}
+    assert machine.id in {update.member for update in watched.records()[-1].updates}
     cluster.close()
 
 

@@ -66,7 +66,7 @@ class Run:
 
     def assert_left_out(self) -> None:
         """The round ended without the victim's update."""
-        assert self.victim.id.hex() not in {update.member for update in self.watched.records()[ROUND].updates}
+        assert self.victim.id not in {update.member for update in self.watched.records()[ROUND].updates}
 
 
 def _flat(tensors) -> Values:  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ import pytest
 from murmur.lab.simulation.cluster import BUCKET, SECRET, Group, Machine
 from murmur.lab.simulation.store import Call, Objects
 from murmur.protocol import keys
-from murmur.protocol.cluster import Claim, encode_claim, parse_claim
+from murmur.protocol.cluster import Claim
 from murmur.protocol.types import PeerId
 from storage.seal import matches
 from tests.lab.simulation.test_cluster import Watched, assert_one_history, has_records
@@ -64,7 +64,7 @@ def test_a_payload_that_the_bucket_has_lost_comes_from_a_members_disk(watched: W
     cluster.close()
     assert_one_history(watched)
     assert not caught_up(watched, late)
-    assert late.id.hex() in {update.member for update in watched.records()[7].updates}
+    assert late.id in {update.member for update in watched.records()[7].updates}
     assert not [key for key in objects if key.startswith(f"{cluster.run.hex()[:16]}/wanted/")]
 
 
@@ -89,8 +89,8 @@ def test_what_was_claimed_is_never_replaced_by_its_owner(tmp_path: Path) -> None
     watched.witness.fault("home damaged", owner, 3600.0)
     cluster.begin()
     watched.play(lambda: sum(e[:3] == (owner.name, "published", 1) for e in watched.events) == 2)
-    claim = parse_claim(claimed[0], cluster.run, 1, PeerId(owner.id), Group(SECRET).verify)
-    envelope = bytes.fromhex(claim.envelope)
+    claim = Claim.parse(claimed[0], cluster.run, 1, PeerId(owner.id), Group(SECRET).verify)
+    envelope = claim.envelope
     there = [objects[key].data for key in payloads(watched, 1) if owner.id.hex() in key]
     cluster.close()
     assert any(matches(envelope)(data) for data in there)
@@ -115,7 +115,7 @@ def test_a_record_that_the_store_has_lost_comes_from_a_members_disk(watched: Wat
     cluster.close()
     assert_one_history(watched)
     assert not caught_up(watched, late)
-    assert late.id.hex() in {update.member for update in watched.records()[8].updates}
+    assert late.id in {update.member for update in watched.records()[8].updates}
 
 
 def test_a_record_that_store_and_own_disk_have_lost_comes_from_another_member(watched: Watched) -> None:
@@ -136,7 +136,7 @@ def test_a_record_that_store_and_own_disk_have_lost_comes_from_another_member(wa
     cluster.close()
     assert_one_history(watched)
     assert not caught_up(watched, late)
-    assert late.id.hex() in {update.member for update in watched.records()[7].updates}
+    assert late.id in {update.member for update in watched.records()[7].updates}
     assert not [key for key in objects_of(watched) if key.startswith(f"{cluster.run.hex()[:16]}/wanted/")]
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_record_is_replaced_by_a_member_that_has_it(watched: Watched) 
     cluster.close()
     assert_one_history(watched)
     assert not caught_up(watched, late)
-    assert late.id.hex() in {update.member for update in watched.records()[9].updates}
+    assert late.id in {update.member for update in watched.records()[9].updates}
 
 
 @pytest.mark.parametrize("readable", [True, False])
@@ -173,7 +173,7 @@ def test_who_has_claimed_on_a_lost_record_claims_anew_and_asks_no_more_than_othe
     watched.witness.fault("away", alone, 1e9)
     cluster.kill(alone)
     round, objects = len(watched.records()), objects_of(watched)
-    data = encode_claim(ELSEWHERE, cluster.run, round, Group(SECRET).signer(alone.id)) if readable else b"damaged"
+    data = ELSEWHERE.encode(cluster.run, round, Group(SECRET).signer(alone.id)) if readable else b"damaged"
     some = next(iter(objects.values()))
     objects[keys.claims(cluster.run, round) + alone.id.hex()] = type(some)(data, some.modified)
     calls, serve = list[Call](), cluster.store.before
@@ -203,7 +203,7 @@ def test_a_dead_members_claim_of_another_history_decides_nothing(tmp_path: Path)
         watched.witness.fault("away", machine, 1e9)
         cluster.kill(machine)
     round = len(watched.records())
-    data = encode_claim(ELSEWHERE, cluster.run, round, Group(SECRET).signer(gone.id))
+    data = ELSEWHERE.encode(cluster.run, round, Group(SECRET).signer(gone.id))
     objects = objects_of(watched)
     some = next(iter(objects.values()))
     objects[keys.claims(cluster.run, round) + gone.id.hex()] = type(some)(data, some.modified)
@@ -211,7 +211,7 @@ def test_a_dead_members_claim_of_another_history_decides_nothing(tmp_path: Path)
     watched.play(has_records(watched, round + 3))
     cluster.close()
     later = watched.records()[round:]
-    assert all({update.member for update in record.updates} == {alone.id.hex()} for record in later)
+    assert all({update.member for update in record.updates} == {alone.id} for record in later)
     assert min(update.steps for record in later for update in record.updates) > 40
     assert not [event for event in watched.events if event[1] == "diverged"]
 
@@ -294,4 +294,4 @@ def test_who_comes_new_starts_from_a_checkpoint_whoever_has_put_it_up(watched: W
     cluster.close()
     assert_one_history(watched)
     assert caught_up(watched, new)
-    assert new.id.hex() in {update.member for update in watched.records()[32].updates}
+    assert new.id in {update.member for update in watched.records()[32].updates}
