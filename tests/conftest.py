@@ -64,7 +64,7 @@ CHECKED_FIXTURES = {
     "watched",
 }
 """What uses one of them belongs to `make check`."""
-CHECKED_PARAMETERS = {"server", "seaweed", "rclone", "swift", "devnet"}
+CHECKED_PARAMETERS = {"server", "seaweedfs", "rclone", "swift", "devnet"}
 """Values of a fixture's parameter that stand for a server."""
 CHECKED = (
     # the devnet
@@ -72,6 +72,7 @@ CHECKED = (
     "tests/chain/test_adapter_on_devnet.py",
     "tests/chain/test_operator.py",
     # servers, processes and ranks of their own
+    "tests/chain/test_adapter.py::test_a_chain_opened_before_a_fork",
     "tests/cli/test_cluster.py",
     "tests/cli/test_cluster_doctor.py",
     "tests/cli/test_cluster_requests.py",
@@ -90,10 +91,16 @@ CHECKED = (
     "tests/node/test_redo_log.py::test_killed_at_any_write",
     "tests/node/test_store.py::test_killed_at_any_step",
     "tests/owner/test_amend.py",
+    "tests/storage/test_seaweed.py",
     "tests/training/test_memory.py::test_the_host_takes",
     "tests/training/test_parallel.py",
     "tests/training/test_voids.py",
-    # clusters in modelled time
+    # simulations
+    "tests/cli/test_simulate.py::test_a_node_that_decides",
+    "tests/cli/test_simulate.py::test_miners_that_show",
+    "tests/cli/test_simulate.py::test_no_lie_of_a_third",
+    "tests/cli/test_simulate.py::test_one_seed_is_one_history",
+    "tests/cli/test_simulate.py::test_twenty_rounds",
     "tests/lab/simulation/test_cluster",
     "tests/lab/simulation/test_give_back.py",
     # what an edit of a page breaks, and what is handed out
