@@ -103,6 +103,7 @@ CHECKED = (
     "tests/cli/test_simulate.py::test_twenty_rounds",
     "tests/lab/simulation/test_cluster",
     "tests/lab/simulation/test_give_back.py",
+    "tests/lab/simulation/test_matrix.py",
     # what an edit of a page breaks, and what is handed out
     "tests/test_cluster_commands.py",
     "tests/test_commands.py",
@@ -142,22 +143,23 @@ BEST_ISA = best_isa()
 
 LONGEST_FIRST = (
     "tests/storage/test_faults.py",
-    "tests/lab/localnet/test_network.py",
-    "tests/owner/test_amend.py",
     "tests/node/test_liars.py",
-    "tests/training/test_parallel.py",
+    "tests/lab/simulation/test_cluster",
+    "tests/owner/test_amend.py",
+    "tests/cli/test_cluster",
+    "tests/neurons/test_start.py",
+    "tests/storage/test_seaweed.py",
     "tests/node/test_tip.py",
     "tests/training/test_memory.py",
-    "tests/lab/simulation/",
-    "tests/rounds/test_audit.py",
-    "tests/rounds/test_votes.py",
-    "tests/lab/arena/test_attacks.py",
-    "tests/sparseloco/test_native.py",
-    "tests/lab/localnet/",
+    "tests/lab/",
+    "tests/training/test_parallel.py",
+    "tests/sparseloco/",
     "tests/rounds/",
     "tests/training/",
     "tests/node/",
+    "tests/cli/",
     "tests/storage/",
+    "tests/gauntlet/",
 )
 """Files and folders that take most, longest first. Begun last, they would run alone at the end, beside idle ones."""
 
