@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup native demo test lint bench evidence clean
+.PHONY: setup native demo test check lint bench evidence clean
 
 setup: .venv/ready
 
@@ -28,9 +28,13 @@ native: setup
 demo: setup
 	$(BIN)/murmur localnet --rounds 12 --miners 4 --fault garbage --fault noise
 
-# Four processes on two cores: much of the suite waits for servers. A file's tests stay together, long files come first.
+# What needs no server, process, browser or network: before each commit. The same as `pytest -n 4`.
 test: setup
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4
+
+# The rest of the suite, and all cases of the random tests: before a merge. Much of it waits for servers.
+check: setup
+	MURMUR_FUZZ_CASES=500 $(BIN)/python -m pytest -n 4 -m '(check or random) and not slow'
 
 lint: setup
 	$(BIN)/ruff check .
@@ -38,7 +42,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The slow half: soaks, long fuzzing, full network runs with every fault.
+# All of it, with the slow half: soaks, long fuzzing, full network runs with every fault. Before a release.
 bench: setup
 	MURMUR_FUZZ_CASES=20000 $(BIN)/python -m pytest -m 'slow or not slow' --timeout=1800
 

@@ -19,7 +19,7 @@ from murmur.lab.simulation.clock import Clock, Killed, Life, Work
 from murmur.lab.simulation.store import Link
 from murmur.node.chain import follower, retrying_chain
 from murmur.node.chain.subnet_terms import require_fit
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.node import Node
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Saved

@@ -57,7 +57,9 @@ def test_wheel_and_source_distribution_are_whole(tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     wheel.unlink()
     subprocess.run([*pip, str(clone)], check=True)
-    left = subprocess.run(["git", "status", "--short", "--ignored"], cwd=clone, capture_output=True, text=True, check=True)
+    left = subprocess.run(
+        ["git", "status", "--short", "--ignored"], cwd=clone, capture_output=True, text=True, check=True
+    )
     assert left.stdout == "", "building leaves nothing in the tree"
     (wheel,) = built.glob("*.whl")
     assert wheel.name.startswith(f"murmuration_node-{VERSION}-py3-none-")
@@ -71,9 +73,7 @@ def test_wheel_and_source_distribution_are_whole(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), wheel], check=True
     )
-    run = (
-        "import sparseloco.ops as ops, murmur.plan.presets as p; print(ops.backend(), ops.__file__, p.read('8b').first.name)"
-    )
+    run = "import sparseloco.ops as ops, murmur.plan.presets as p; print(ops.backend(), ops.__file__, p.read('8b').first.name)"
     shown = subprocess.run(
         [sys.executable, "-c", run],
         env={"PYTHONPATH": str(target)},

@@ -15,8 +15,8 @@ from murmur.cluster.store_outage import Patience
 from murmur.data.shards import Shards
 from murmur.node.config.device import describe
 from murmur.node.config.settings import ClusterConfig, home
-from murmur.node.program.assemble import on_ranks, serve_metrics, zeros
 from murmur.node.program.lifetime import lifetime
+from murmur.node.program.shared import on_ranks, serve_metrics, zeros
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
 from murmur.node.telemetry.events import Events

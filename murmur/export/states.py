@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gauntlet.agreement import Tip
 from murmur.node.chain.follower import Follower
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.payloads import gather_pinned
 from murmur.node.fetch.sources import Sources
 from murmur.node.state.saved import Snapshot

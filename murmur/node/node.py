@@ -17,7 +17,7 @@ from gauntlet.agreement import Agreed, Tip, moved
 from gauntlet.commitment import commitment
 from murmur.node.chain.follower import Follower
 from murmur.node.chain.subnet_terms import SubnetTerms
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.opening import Opened
 from murmur.node.fetch.payloads import Lacking, gather_pinned, prefetch
 from murmur.node.state.node_state import NodeState

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.sources import sources_as_of
 from murmur.node.sync.amendments import MAX_AMENDMENTS, Reader, owner_slot
 from murmur.owner.records import records, stated

@@ -13,7 +13,7 @@ from threading import Lock
 
 from murmur.data.index import INDEX
 from murmur.data.shards import Shards
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.sync.amendments import owner_slot
 from murmur.protocol import keys
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, StorageError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, refs_named, vote_weights
 from murmur.node.chain.agreement import Agreement
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.sources import sources_as_of
 from murmur.node.sync.selection_chain import SelectionChain, Tell
 from murmur.protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from murmur.data.index import INDEX, ShardEntry, leaves_bytes
 from murmur.data.shards import Shards, Split
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.fetch.sources import Sources
 from murmur.node.observe import reader

@@ -3,8 +3,9 @@
 from functools import partial
 
 from murmur.node.config.settings import NodeConfig
-from murmur.node.program.assemble import build, on_ranks
+from murmur.node.program.assemble import build
 from murmur.node.program.lifetime import lifetime
+from murmur.node.program.shared import on_ranks
 from murmur.rounds.miner import Miner
 from murmur.training.parallel import Ranks
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.observe.reader import reading

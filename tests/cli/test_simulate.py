@@ -26,10 +26,10 @@ HOLDS = {"disagreements", "void_unexplained", "halted", "honest_faults_booked", 
 }
 
 
-def options(*votes: str) -> Namespace:
+def options(*words: str) -> Namespace:
     parser = ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args(votes)
+    return parser.parse_args(words)
 
 
 def test_twenty_rounds_without_a_fault_are_all_agreed_and_touch_no_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,12 +47,12 @@ def test_twenty_rounds_without_a_fault_are_all_agreed_and_touch_no_real_time(mon
 
 def test_one_seed_is_one_history_in_any_process(capsys: pytest.CaptureFixture[str]) -> None:
     """Hash seeds, thread ids and sealing keys differ from process to process."""
-    votes = ["--rounds", "10", "--validators", "2", "--miners", "3", "--faults-per-hour", "120", "--seed", "5"]
-    votes.append("--json")
-    command.run(options(*votes))
+    words = ["--rounds", "10", "--validators", "2", "--miners", "3", "--faults-per-hour", "120", "--seed", "5"]
+    words.append("--json")
+    command.run(options(*words))
     here = json.loads(capsys.readouterr().out)
     done = subprocess.run(
-        [sys.executable, "-m", "murmur", "simulate", *votes],
+        [sys.executable, "-m", "murmur", "simulate", *words],
         env={**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"},
         capture_output=True,
         text=True,
@@ -67,8 +67,8 @@ def test_one_seed_is_one_history_in_any_process(capsys: pytest.CaptureFixture[st
 
 def test_what_must_hold_holds_in_a_storm(tmp_path: Path) -> None:
     trace = tmp_path / "history.jsonl"
-    votes = ("--rounds", "12", "--validators", "3", "--miners", "5", "--faults-per-hour", "60", "--seed", "3")
-    result = simulate(options(*votes, "--trace", str(trace)))
+    words = ("--rounds", "12", "--validators", "3", "--miners", "5", "--faults-per-hour", "60", "--seed", "3")
+    result = simulate(options(*words, "--trace", str(trace)))
     assert result.broken == []
     assert result.faults > 30
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
@@ -87,23 +87,23 @@ def test_a_node_that_decides_by_what_it_sees_when_it_looks_is_found(monkeypatch:
         return Log(chain.peers(first), chain.header(first).hash, tuple(in_order))
 
     monkeypatch.setattr(Agreement, "log", hasty)
-    votes = ("--rounds", "12", "--validators", "2", "--miners", "3", "--faults-per-hour", "60")
-    assert any(simulate(options(*votes, "--seed", str(seed))).broken for seed in range(3))
+    words = ("--rounds", "12", "--validators", "2", "--miners", "3", "--faults-per-hour", "60")
+    assert any(simulate(options(*words, "--seed", str(seed))).broken for seed in range(3))
 
 
 def test_no_lie_of_a_third_of_the_stake_costs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among them a vote that is taken back or contradicted, and one that comes at the last moment."""
     told: list[str] = []
     monkeypatch.setattr(hostile, "lie", lambda run, round: told.append(LIES[round % len(LIES)]) or told[-1])
-    votes = ("--validators", "3", "--miners", "4", "--hostile-stake", "0.33", "--faults-per-hour", "0")
-    result = simulate(options("--rounds", str(len(LIES)), *votes))
+    words = ("--validators", "3", "--miners", "4", "--hostile-stake", "0.33", "--faults-per-hour", "0")
+    result = simulate(options("--rounds", str(len(LIES)), *words))
     assert (result.void_rounds, result.disagreements, result.broken) == (0, 0, [])
     assert set(told) == set(LIES)
 
 
 def test_miners_that_show_each_validator_another_face_cost_no_round() -> None:
-    votes = ("--rounds", "5", "--validators", "3", "--miners", "13", "--two-faced", "6", "--faults-per-hour", "0")
-    result = simulate(options(*votes, "--seed", "1"))
+    words = ("--rounds", "5", "--validators", "3", "--miners", "13", "--two-faced", "6", "--faults-per-hour", "0")
+    result = simulate(options(*words, "--seed", "1"))
     assert (result.void_rounds, result.disagreements, result.broken) == (0, 0, [])
 
 
@@ -113,14 +113,14 @@ def test_what_breaks_is_printed_with_the_command_that_shows_it_again(
     from murmur.lab.simulation.invariants import Result
 
     monkeypatch.setattr(command, "simulate", lambda options: Result(7, 9, halted=True, broken=["miner-1 stands still"]))
-    votes = ("--rounds", "9", "--seed", "7", "--miners", "4")
-    assert command.run(options(*votes)) == 1
+    words = ("--rounds", "9", "--seed", "7", "--miners", "4")
+    assert command.run(options(*words)) == 1
     told = capsys.readouterr()
     assert "miner-1 stands still" in told.out
     again = next(line for line in told.err.splitlines() if "murmur simulate" in line).split()[2:]
     replayed = options(*again)
     assert (replayed.rounds, replayed.seed, replayed.miners, replayed.validators) == (9, 7, 4, 3)
-    assert command.run(options(*votes, "--json")) == 1
+    assert command.run(options(*words, "--json")) == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown.keys() >= HOLDS
     assert shown["broken"] == ["miner-1 stands still"]
@@ -138,6 +138,6 @@ def test_what_breaks_is_printed_with_the_command_that_shows_it_again(
         ("--validators", "1", "--hostile-stake", "0.3"),
     ],
 )
-def test_numbers_that_make_no_network_are_refused_by_name(votes: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=votes[-2]):
-        command.run(options(*votes))
+def test_numbers_that_make_no_network_are_refused_by_name(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=words[-2]):
+        command.run(options(*words))

@@ -22,6 +22,7 @@ from murmur.protocol.types import PeerId, Reason, StateRef, Uid, Vote, hotkey
 from tests.gauntlet import rounds
 from tests.gauntlet.rounds import Played, play_rounds
 from tests.gauntlet.world import OWNER, Miner, digest, peer_id
+from tests.random_cases import share
 
 ROUND = 2
 JSON = st.recursive(
@@ -70,7 +71,7 @@ def test_honest_rounds_differ_in_nothing_and_what_only_the_validator_saw_is_told
         assert sum(row.evaluation is not None for row in one.claim.report.rows.values()) == 4
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=share(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_one_place_of_a_report_says_otherwise_is_a_difference_and_never_an_exception(data: Any) -> None:
     one = played()[ROUND]
@@ -99,7 +100,7 @@ def _near(name: Any, old: Any, value: Any) -> bool:
 AVERAGES = st.tuples(st.sampled_from([-1e6, -1.0, 0.0, 5e-324, 0.1, 1e6]), st.sampled_from([0.0, 5e-324, 0.5, 1.0]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=share(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_no_book_that_a_report_may_state_breaks_the_audit(data: Any) -> None:
     one = played()[ROUND]

@@ -10,7 +10,8 @@ import pytest
 from murmur.data.shards import Shards
 from murmur.lab.simulation.store import Faults
 from murmur.node.config import adapters
-from murmur.node.config.adapters import Doors, opener
+from murmur.node.config.adapters import opener
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import NodeConfig
 from murmur.node.doctor import bucket, bucket_trial, machine
 from murmur.node.doctor.examined_node import ExaminedNode

@@ -20,7 +20,7 @@ from murmur.lab.simulation.signer import HashSigner, hash_verify
 from murmur.lab.simulation.store import Store
 from murmur.lab.simulation.world import World
 from murmur.node.chain.follower import Follower
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.program.process import run_program
 from murmur.node.state.snapshots import Snapshots
 from murmur.node.telemetry.events import Timeline

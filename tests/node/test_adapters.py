@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from murmur.chain.adapter import open_chain
-from murmur.node.config.adapters import ChainAccess, Doors, open_doors, opener, owner_opener
+from murmur.node.config.adapters import ChainAccess, open_doors, opener, owner_opener
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import NetworkConfig, NodeConfig
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Pointer, PublicPointer

@@ -1,5 +1,6 @@
 """Reading a round's votes, and where the run stands, from states of the chain alone: the same as of who saw it all."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -145,11 +146,13 @@ def test_what_was_read_of_a_round_before_is_not_read_again() -> None:
     assert chain.read == [X, D + 9, D + 8]
 
 
-def test_walking_back_over_overwritten_slots_gives_the_log_of_who_recorded_every_block() -> None:
+def test_walking_back_over_overwritten_slots_gives_the_log_of_who_recorded_every_block(
+    share: Callable[[int], int],
+) -> None:
     """Whoever reads at the end, and whoever reads at any blocks on the way, whatever is written, and whoever leaves the
     subnet or comes back meanwhile."""
     posts = over = gone = 0
-    for seed in range(150):
+    for seed in range(share(150)):
         random = Random(seed)
         names = [f"validator {number}" for number in range(random.randint(1, 5))]
         world = make_world(*names)
@@ -190,7 +193,7 @@ def test_walking_back_over_overwritten_slots_gives_the_log_of_who_recorded_every
             assert reader.log(RUN, round, last).posts == expected, seed
         posts += len(expected)
         over += len(expected) - len({post.peer for post in expected})
-    assert min(posts - over, over, gone) > 40
+    assert min(posts - over, over, gone) > share(40)
 
 
 def test_a_vote_of_who_lost_its_place_on_the_subnet_in_the_round_stays() -> None:
@@ -288,10 +291,12 @@ def play(world: FakeWorld, random: Random, names: list[str], rounds: int) -> lis
     return tips
 
 
-def test_where_the_run_stands_is_the_same_read_back_from_its_end_as_followed_from_its_beginning() -> None:
+def test_where_the_run_stands_is_the_same_read_back_from_its_end_as_followed_from_its_beginning(
+    share: Callable[[int], int],
+) -> None:
     """By a joiner, and by one that knew where it stood at some round before."""
     stands = set()
-    for seed in range(40):
+    for seed in range(share(40)):
         random = Random(seed)
         names = [f"validator {number}" for number in range(random.randint(1, 4))]
         world = make_world(*names)
@@ -302,7 +307,7 @@ def test_where_the_run_stands_is_the_same_read_back_from_its_end_as_followed_fro
         assert Agreement(FakeChain(world, hotkey("known"))).tip(RUN, tips[known]) == tips[-1], seed
         assert joiner.tip(RUN, tips[-1]) == tips[-1]
         stands.add(tips[-1].link)
-    assert len(stands) == 40
+    assert len(stands) == share(40)
 
 
 def goes_on(world: FakeWorld, rounds: int, *names: str) -> Tip:

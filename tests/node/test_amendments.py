@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.sync.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
 from murmur.node.sync.run_discovery import find_run

@@ -11,7 +11,7 @@ from gauntlet.agreement import abstention
 from murmur.data import build as building
 from murmur.data.index import BLOCK_BYTES, INDEX
 from murmur.data.shards import Shards
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.sync.dataset import RemoteShards, open_data
 from murmur.protocol import keys

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention, vote_for
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.observe import reader
 from murmur.node.sync.amendments import settled
 from murmur.owner.amend import POST_BLOCKS, changes, earliest_round, proposed, same, standing

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from loguru import logger
 
@@ -48,6 +49,7 @@ class SilentInRoundOne(Validator):
         self.node.wait_for(self.node.clock.vote_deadline(round), "the round to pass")
 
 
+@pytest.mark.quick
 def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Networks) -> None:
     lines: list[str] = []
     sink = logger.add(lambda message: lines.append(str(message)), level="DEBUG", format="{message} {extra} {exception}")

@@ -16,6 +16,7 @@ from sparseloco import dense, kernels, ops, wire
 from sparseloco.dense_native import DenseCodec
 from sparseloco.floats import NonFinite
 from sparseloco.update import Update
+from tests.random_cases import share
 from tests.sparseloco.samples import KINDS, RAGGED, arrays, same_bits, tensors, update_of, zeros
 from tests.sparseloco.test_wire import FUZZ_CASES
 
@@ -150,7 +151,7 @@ FUZZ = {"matrix": (70, 67), "scalar": (), "vector": (5,)}
 
 
 @needs_native
-@settings(max_examples=max(300, FUZZ_CASES // 4), suppress_health_check=list(HealthCheck))
+@settings(max_examples=max(share(300), FUZZ_CASES // 4), suppress_health_check=list(HealthCheck))
 @given(hostile(FUZZ))
 def test_of_any_bytes_native_and_reference_say_the_same_and_nothing_is_not_finite(records):
     layout = layout_of(FUZZ)

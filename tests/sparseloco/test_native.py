@@ -14,6 +14,7 @@ from sparseloco import kernels, native, ops, outer, reference, wire
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
+from tests.random_cases import share
 from tests.sparseloco.samples import KINDS, RAGGED, arrays, same_bits, tensors, update_of, zeros
 from tests.sparseloco.test_reference import BETA, inputs
 from tests.sparseloco.test_wire import FUZZ_CASES, FUZZ_LAYOUT, SMALL, hostile
@@ -69,7 +70,7 @@ def test_any_number_of_threads_compresses_and_steps_to_the_same_bits(threads, k,
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(sorted(KINDS)),
 )
-@settings(max_examples=60)
+@settings(max_examples=share(60))
 def test_any_shape_and_k_compress_to_the_same_bits(height, width, k, seed, kind):
     shapes = {"matrix": (height, width), "vector": (height * width,)}
     theta, nothing = tensors(arrays(kind, seed, shapes)), zeros(shapes)

@@ -15,6 +15,7 @@ from sparseloco.outer import OuterState, bounds, most
 from sparseloco.quantize import level_codes, level_values
 from sparseloco.restraint import restrained
 from sparseloco.update import Norms
+from tests.random_cases import share
 from tests.sparseloco.samples import KINDS, RAGGED, same_bits, update_of
 
 LAYOUT = Layout.of(RAGGED, 64)
@@ -39,7 +40,7 @@ def test_what_is_within_the_norms_is_left_as_it_is(kind):
     assert restrained(update, FREE) is update
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     shares=st.lists(st.sampled_from([0.0213, 0.311, 0.917, 1.0, inf]), min_size=len(RAGGED), max_size=len(RAGGED)),

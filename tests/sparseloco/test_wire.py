@@ -1,5 +1,3 @@
-import os
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,9 +9,10 @@ from murmur.protocol.types import Digest, PeerId, Reason
 from sparseloco import records
 from sparseloco.topk import slabs
 from sparseloco.wire import Submission, encode, parse, parse_submission, plaintext_bytes
+from tests import random_cases
 from tests.sparseloco.samples import RAGGED, update_of
 
-FUZZ_CASES = int(os.environ.get("MURMUR_FUZZ_CASES", "500"))
+FUZZ_CASES = random_cases.CASES
 FUZZ_SHAPES = {"matrix": (70, 67), "scalar": (), "vector": (5,)}
 THETA = Digest(bytes(range(32)))
 

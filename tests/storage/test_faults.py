@@ -161,7 +161,16 @@ def param(name: str, cell: Cell) -> Any:
     return pytest.param(cell, id=name, marks=[pytest.mark.slow] if cell.slow else [])
 
 
-@pytest.mark.parametrize("cell", tuple(cells()))
+def with_quick_ones(cells: list[Any]) -> list[Any]:
+    """One cell of each row is quick, as many verbs as possible among them."""
+    for number, row in enumerate(TABLE):
+        short = [cell for cell in cells if cell.values[0].row is row and not cell.marks]
+        chosen = short[number % len(short)]
+        cells[cells.index(chosen)] = chosen._replace(marks=[pytest.mark.quick])
+    return cells
+
+
+@pytest.mark.parametrize("cell", with_quick_ones(list(cells())))
 def test_a_fault_costs_no_more_than_an_error(
     cell: Cell,
     truth: Truth,

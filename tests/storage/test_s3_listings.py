@@ -1,7 +1,6 @@
 """Listings, and answers of any bytes: a result or a StorageError."""
 
 import contextlib
-import os
 import socket
 
 import pytest
@@ -10,10 +9,11 @@ from hypothesis import strategies as st
 
 from murmur.protocol.errors import StorageError
 from storage import client
+from tests import random_cases
 from tests.storage.hostile import hostile, response, says
 from tests.storage.s3_cases import PATIENCE, assert_says_nothing, bucket_at
 
-FUZZ_CASES = int(os.environ.get("MURMUR_FUZZ_CASES", "2000")) // 50
+FUZZ_CASES = max(random_cases.share(40), random_cases.CASES // 50)
 
 
 def listing(*keys: str, more: bool = False) -> bytes:

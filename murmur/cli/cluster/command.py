@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _create(options: argparse.Namespace) -> int:
     from murmur.cli.cluster.create import create
-    from murmur.node.program.assemble import on_ranks
+    from murmur.node.program.shared import on_ranks
 
     token_file = Path(f"{options.name}.token")
     if token_file.exists():

@@ -8,7 +8,7 @@ from typing import Any
 from murmur.cli.run import questions
 from murmur.cli.run.questions import say
 from murmur.node.chain import subnet_terms
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.run_file import RunFile, folder_of
 from murmur.node.config.settings import OwnerConfig
 from murmur.node.observe import reader

@@ -19,7 +19,7 @@ from murmur.data.shards import Shards
 from murmur.node.chain import subnet_terms
 from murmur.node.config.adapters import own_chain, own_wallet, signer_of
 from murmur.node.config.settings import HotkeyConfig
-from murmur.node.program.assemble import on_ranks
+from murmur.node.program.shared import on_ranks
 from murmur.owner.draft import Place, draft, look, require_turns
 from murmur.owner.folder import AMENDMENTS, DATA, DRAFT, OWNER, THETA, finish, to_toml, write
 from murmur.owner.theta import make_theta

@@ -9,7 +9,7 @@ from murmur.cli.run import questions
 from murmur.cli.run.questions import say
 from murmur.data.shards import Shards
 from murmur.node.chain import subnet_terms
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import OwnerConfig
 from murmur.node.doctor.bucket_trial import require_read_only
 from murmur.node.observe import reader

@@ -22,7 +22,8 @@ from rich.progress import (
 )
 
 from murmur.node.config import settings
-from murmur.node.config.adapters import Doors, connect, open_doors
+from murmur.node.config.adapters import connect, open_doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import HotkeyConfig, NetworkConfig, OwnerConfig
 from murmur.node.config.settings_sources import flat, is_secret
 from murmur.owner.folder import OWNER, RunFolder

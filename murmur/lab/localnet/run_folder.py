@@ -16,7 +16,7 @@ import murmur.page.folder
 from murmur.chain.keys import verify
 from murmur.lab.devnet.recorded import open_recorded
 from murmur.lab.localnet.record import FOLDER
-from murmur.node.config.adapters import Opener
+from murmur.node.config.doors import Opener
 from murmur.node.config.settings import NetworkConfig, load_network
 from murmur.node.observe import reader
 from murmur.protocol.errors import ConfigError

@@ -12,7 +12,8 @@ from murmur.data.shards import Shards
 from murmur.lab.localnet import calibration
 from murmur.lab.localnet.plan import CALL_SECONDS, NETUID, Plan
 from murmur.lab.localnet.store import StoreReady
-from murmur.node.config.adapters import ChainAccess, Doors, open_doors, own_chain, own_wallet, signer_of
+from murmur.node.config.adapters import ChainAccess, open_doors, own_chain, own_wallet, signer_of
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import BucketConfig, OwnerConfig, WalletConfig
 from murmur.node.doctor.bucket_trial import require_read_only
 from murmur.owner.draft import Place, draft, sealed, weight_rounds

@@ -28,13 +28,14 @@ from murmur import files
 from murmur.data.shards import Shards
 from murmur.lab.localnet.faults import KINDS
 from murmur.node.config import adapters
-from murmur.node.config.adapters import Doors, connect, open_doors
+from murmur.node.config.adapters import connect, open_doors
+from murmur.node.config.doors import Doors, Opener
 from murmur.node.config.settings import NodeConfig, load
 from murmur.node.doctor.bucket_trial import require_read_only
 from murmur.node.fetch.sources import Sources
 from murmur.node.fetch.threads import FETCH_THREADS
-from murmur.node.program.assemble import on_ranks
 from murmur.node.program.process import log_to_stderr, run_program
+from murmur.node.program.shared import on_ranks
 from murmur.node.telemetry.events import Stopwatch
 from murmur.protocol.assignment import page_at
 from murmur.protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
@@ -99,7 +100,7 @@ def reach_all_at(endpoint: str) -> None:
     buckets by their names."""
     usual = adapters.opener
 
-    def opener(*, local: bool) -> adapters.Opener:
+    def opener(*, local: bool) -> Opener:
         opened = usual(local=local)
         return lambda pointer: opened(replace(pointer, endpoint=endpoint))
 

@@ -16,7 +16,7 @@ from murmur.lab.simulation.modelled_replica import MODEL, Costs, Learner, NoText
 from murmur.lab.simulation.signer import HashSigner, hash_verify
 from murmur.lab.simulation.store import StoreBucket
 from murmur.lab.simulation.world import World
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.node import Node
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore

@@ -10,7 +10,7 @@ from loguru import logger
 from gauntlet.agreement import Agreed
 from murmur.node.chain.agreement import Agreement
 from murmur.node.chain.retrying_chain import RetryingChain
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.sources import Sources, sources_as_of
 from murmur.node.telemetry.events import Timeline
 from murmur.protocol.errors import ChainError, ConfigError

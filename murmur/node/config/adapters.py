@@ -1,6 +1,5 @@
 """Open the two doors and the keys from the configuration: the only module that chooses implementations."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -8,20 +7,16 @@ from urllib.parse import urlsplit
 
 from murmur.chain.adapter import SubtensorChain, open_chain
 from murmur.chain.keys import HotkeySigner, open_wallet, verify
+from murmur.node.config.doors import Doors, Opener, is_local
 from murmur.node.config.settings import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.messages import encode_pointer
-from murmur.protocol.ports import Chain, Signer, Time, Verify
+from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.types import Pointer, PublicPointer
-from storage.realtime import REAL
-from storage.s3 import RangedBucket, open_bucket, open_pointer
+from storage.s3 import open_bucket, open_pointer
 
 if TYPE_CHECKING:
     from murmur.chain.keys import Wallet
-
-Opener = Callable[[Pointer | PublicPointer], RangedBucket]
-
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +26,6 @@ class ChainAccess:
     chain: SubtensorChain
     signer: Signer
     verify: Verify
-
-
-@dataclass(frozen=True, slots=True)
-class Doors:
-    """All connections of a node in a run. `pointer` is the published pointer to its own bucket; `open_pointer` opens a
-    peer's bucket by the peer's published pointer; `time` is its only clock."""
-
-    chain: Chain
-    signer: Signer
-    verify: Verify
-    bucket: RangedBucket
-    pointer: Pointer | PublicPointer
-    open_pointer: Opener
-    time: Time = REAL
-
-
-def is_local(network: str) -> bool:
-    """Whether the chain is on this machine. It may still be a node of a public chain. Whether a run is local, and
-    peers' buckets may be on private addresses, is set by its spec."""
-    return network == "local" or urlsplit(network).hostname in LOCAL_HOSTS
 
 
 def opener(*, local: bool) -> Opener:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from gauntlet.report import Report, parse_report
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.sources import Sources
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, ObjectMissing

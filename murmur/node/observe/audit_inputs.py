@@ -23,7 +23,7 @@ from gauntlet.sketch import Sketch
 from murmur.data.shards import Shards
 from murmur.node.chain.agreement import Agreement
 from murmur.node.chain.weights_status import UnseenReason, row_of
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.payloads import fetch_keys, fetch_pinned
 from murmur.node.fetch.reports import FETCH_SECONDS, LOOK_BACK_ROUNDS, Found, Reports
 from murmur.node.fetch.sources import Sources

@@ -16,7 +16,7 @@ from gauntlet.agreement import Agreed, Log, electorate, mirrors, named, refs_nam
 from gauntlet.commitment import commitment
 from gauntlet.report import Report
 from murmur.node.chain.agreement import Agreement
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.reports import SILENT, Reports, UnreadReason
 from murmur.node.fetch.sources import Sources
 from murmur.node.sync.amendments import settled

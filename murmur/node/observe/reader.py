@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from murmur.node.config.adapters import Doors, Opener, opener, own_chain, owner_opener
+from murmur.node.config.adapters import opener, own_chain, owner_opener
+from murmur.node.config.doors import Doors, Opener
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.sync import run_discovery as runs
 from murmur.node.sync.amendments import settled

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.fetch.sources import Sources, sources_as_of
 from murmur.protocol import keys
 from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError, InvalidMessage, OutOfSync, StorageError

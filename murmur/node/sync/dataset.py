@@ -17,7 +17,7 @@ from loguru import logger
 from murmur.data.index import INDEX
 from murmur.data.remote_files import File, Part
 from murmur.data.shards import Shards
-from murmur.node.config.adapters import Doors
+from murmur.node.config.doors import Doors
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.fetch.sources import sources_as_of
 from murmur.node.fetch.threads import FETCH_THREADS, PART_THREADS

@@ -99,6 +99,7 @@ def test_in_a_calm_everybody_is_in_every_record_and_nobody_waits_long(watched: W
     assert not [event for event in watched.events if event[1] in ("interrupted", "diverged", "update_returned")]
 
 
+@pytest.mark.quick
 def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it_and_a_seed_is_one_history() -> None:
     words = ["--cluster", "--rounds", "10", "--members", "4", "--faults-per-hour", "60", "--seed", "3"]
     result = simulate_cluster(options(*words))

@@ -1,7 +1,7 @@
 """The oracle follows the run as `gauntlet.agreement` does, through rounds in which hardly anybody speaks."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 
 from gauntlet.agreement import Log, Outcome, abstention, moved, outcome, posts_in, start, vote_for
@@ -90,9 +90,9 @@ def test_a_lone_validator_that_names_an_old_link_moves_nothing() -> None:
     assert (found.strong, applied) == (False, True)  # from where the run stands a minority may go on
 
 
-def test_the_oracle_follows_random_histories_as_the_agreement_does() -> None:
+def test_the_oracle_follows_random_histories_as_the_agreement_does(share: Callable[[int], int]) -> None:
     kinds: Counter[tuple[bool, bool, bool]] = Counter()
-    for seed in range(12):
+    for seed in range(share(12)):
         random, network = Random(seed), Played()
         refs: list[StateRef] = [network.state_ref]
         voters: tuple[PeerId, ...] = tuple(STAKES)
@@ -111,4 +111,4 @@ def test_the_oracle_follows_random_histories_as_the_agreement_does() -> None:
             found, applied = network.play(said, names)
             kinds[found.agreed.selection is not None, found.strong, applied] += 1
     for kind in [(True, True, True), (True, False, True), (True, False, False), (False, False, False)]:
-        assert kinds[kind] > 10, kinds
+        assert kinds[kind] > share(10), kinds

@@ -1,0 +1,34 @@
+"""What a node reaches the world through, whoever has opened it: importing this needs no chain's library."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from murmur.protocol.ports import Chain, Signer, Time, Verify
+from murmur.protocol.types import Pointer, PublicPointer
+from storage.realtime import REAL
+from storage.s3 import RangedBucket
+
+Opener = Callable[[Pointer | PublicPointer], RangedBucket]
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """All connections of a node in a run. `pointer` is the published pointer to its own bucket; `open_pointer` opens a
+    peer's bucket by the peer's published pointer; `time` is its only clock."""
+
+    chain: Chain
+    signer: Signer
+    verify: Verify
+    bucket: RangedBucket
+    pointer: Pointer | PublicPointer
+    open_pointer: Opener
+    time: Time = REAL
+
+
+def is_local(network: str) -> bool:
+    """Whether the chain is on this machine. It may still be a node of a public chain. Whether a run is local, and
+    peers' buckets may be on private addresses, is set by its spec."""
+    return network == "local" or urlsplit(network).hostname in LOCAL_HOSTS

@@ -1,0 +1,42 @@
+"""What a node's program and that of a cluster's member share: importing this needs no chain."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from loguru import logger
+
+from murmur.node.config.device import choose_device
+from murmur.node.config.settings import TelemetryConfig
+from murmur.node.telemetry.events import See, last_events
+from murmur.node.telemetry.metrics import Metrics
+from murmur.training import parallel
+from murmur.training.parallel import Ranks
+from murmur.training.trainer import Trainer
+from sparseloco import ops
+
+
+def serve_metrics(
+    config: TelemetryConfig, run: str, home: Path, round_seconds: float | None, *, validates: bool = False
+) -> See:
+    """Return a consumer of the node's events that serves metrics. round_seconds: the planned length; None if none is
+    planned. Raises ConfigError for a port that cannot be used."""
+    if config.metrics_port is None:
+        return lambda event: None
+    metrics = Metrics(run, home, round_seconds)
+    metrics.recall(last_events(home / "events.jsonl"), time.time(), validates=validates)
+    metrics.serve(config.metrics_address, config.metrics_port)
+    logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
+    return metrics.see
+
+
+def on_ranks(codec: ops.Choice, device: str, program: Callable[[Ranks], None]) -> None:
+    """Run a node's program in this process. Under torchrun it runs in the first process, and the others help."""
+    ops.use(codec)
+    parallel.run(program, Trainer, choose_device(device))
+
+
+def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Return zero tensors of these shapes, for a model before its first state is loaded."""
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
