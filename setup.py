@@ -4,9 +4,11 @@ They need no Python or torch headers, so that one build serves every version of 
 package installs all the same and runs on the reference; the library for GPUs is built where nvcc is.
 """
 
+import atexit
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import mkdtemp
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -47,7 +49,12 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+scratch = mkdtemp(prefix="murmuration-build-")
+atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+
 setup(
+    # What a build makes on its way stays out of the tree.
+    options={"build": {"build_base": scratch}, "egg_info": {"egg_base": scratch}},
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": Wheel},
     ext_modules=[
         Extension(
