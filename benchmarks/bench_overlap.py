@@ -172,7 +172,7 @@ def losses(case: Case, seed: int, shards: Shards) -> list[float]:
                 peer.heard = others
         if case.is_void(number):
             for peer, update in zip(peers, updates, strict=True):
-                peer.replica.give_back(update)
+                peer.replica.restore_to_error_feedback(update)
         else:
             if case.guess == "last":
                 before = {name: tensor.clone() for name, tensor in held.theta.items()}

@@ -171,8 +171,8 @@ class Bench:
     def seal(self) -> None:
         seal(wire.encode(NOWHERE, self.sample), run=NOWHERE, round=0, signer=HashSigner("miner"))
 
-    def give_back(self) -> None:
-        self.replica.give_back(self.sample)
+    def restore_to_error_feedback(self) -> None:
+        self.replica.restore_to_error_feedback(self.sample)
 
     def save(self) -> None:
         self.saved = checkpoint.save(self.folder, self.replica.consensus_state())

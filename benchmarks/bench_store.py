@@ -1,4 +1,4 @@
-"""One large object to and from an S3 server: our door, boto3's managed transfers and rclone, alternating in one run.
+"""One large object to and from an S3 server: our port, boto3's managed transfers and rclone, alternating in one run.
 
     python benchmarks/bench_store.py [--mib 256] [--repeat 5] [--store READY.json] [--json]
 

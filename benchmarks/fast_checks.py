@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from bittensor.sp_core import Keypair
 
-from gauntlet.checks import Doors, Expected, Gathered, fast_checks
+from gauntlet.checks import CheckFunctions, Expected, Gathered, fast_checks
 from gauntlet.sketch import FoundCopies, Sample, Sketch, find_copies
 from murmur.chain.keys import HotkeySigner, verify
 from murmur.protocol.layout import Layout
@@ -153,8 +153,8 @@ def checks(items: list[Gathered], past: list[list[Update]], repeats: int) -> dic
 
     def everything() -> None:
         expected = Expected(spec, RUN.id, ROUND, THETA, CLOCK, proofs.__getitem__, OuterState.initial(layout), BLOCK_D)
-        doors = Doors(lambda peer, message, signature: True, unseal)
-        checked = fast_checks(expected, items, doors, history(Sample(layout, BLOCK_D)))
+        functions = CheckFunctions(lambda peer, message, signature: True, unseal)
+        checked = fast_checks(expected, items, functions, history(Sample(layout, BLOCK_D)))
         assert len(checked.passed) == count
 
     found = {

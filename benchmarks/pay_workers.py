@@ -113,7 +113,7 @@ class Worker:
                 outer = self.spec.outer
                 replica.outer_step(chosen, alpha=outer.alpha, aggregate=outer.aggregate)
             elif peer in self.learned:
-                replica.give_back(self.learned[peer])
+                replica.restore_to_error_feedback(self.learned[peer])
         self.learned = {}
 
     def lesson(self, view: View, peer: PeerId) -> Tensor:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from gauntlet.agreement import Log, Post, abstention, agreed, vote_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Doors, Expected, Gathered, fast_checks
+from gauntlet.checks import Expected, Gathered, Ports, fast_checks
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
@@ -56,7 +56,7 @@ for round in range(2):
         gathered.append(Gathered(Peer(miner.peer, Uid(uid), 0, False, slot=slot), sealed.object, reveal=signed))
     proof = partial(mine.sync_proof, commit_hash)
     expected = Expected(spec, run.id, round, mine.digest(), clock, proof, mine.outer, commit_hash)
-    checked = fast_checks(expected, gathered, Doors(hash_verify, unseal))  # 6. check
+    checked = fast_checks(expected, gathered, Ports(hash_verify, unseal))  # 6. check
     ranking = standing(book, checked.passed, rules, round, commit_hash, checked.twins)  # 7. order: by earlier ratings
     peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=slot)]
     uids = {peer.id: peer.uid for peer in peers}

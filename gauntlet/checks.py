@@ -51,7 +51,7 @@ Each = Callable[[Callable[[Gathered], Submission | Rejection], Sequence[Gathered
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class CheckFunctions:
     """What the checks need from the chain's and the storage's side. each: judges every peer, one after the other or
     beside each other, and gives what it found in the peers' order."""
 
@@ -98,7 +98,7 @@ class Expected:
 
 
 def fast_checks(
-    expected: Expected, gathered: Sequence[Gathered], doors: Doors, history: Iterable[Sketch] = ()
+    expected: Expected, gathered: Sequence[Gathered], functions: CheckFunctions, history: Iterable[Sketch] = ()
 ) -> Checked:
     """Judge every peer of the round. `history`: earlier payloads, by the sample that block D's hash draws. Nothing that
     a peer sent raises or changes another peer's result."""
@@ -107,7 +107,7 @@ def fast_checks(
     opened: dict[PeerId, Submission] = {}
     rejected: dict[PeerId, Rejection] = {}
     by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
-    for found in doors.each(lambda item: _judged(item, expected, doors, broken), by_hotkey):
+    for found in functions.each(lambda item: _judged(item, expected, functions, broken), by_hotkey):
         if isinstance(found, Rejection):
             rejected[found.peer] = found
         else:
@@ -134,12 +134,14 @@ def fast_checks(
     )
 
 
-def _judged(item: Gathered, expected: Expected, doors: Doors, broken: dict[PeerId, str]) -> Submission | Rejection:
+def _judged(
+    item: Gathered, expected: Expected, functions: CheckFunctions, broken: dict[PeerId, str]
+) -> Submission | Rejection:
     """One peer by itself. A check that its bytes break goes into `broken`."""
     peer = item.peer.id
     try:
-        envelope, ciphertext = _sealed(item, expected, doors)
-        plaintext = _unsealed(item, envelope, ciphertext, expected, doors)
+        envelope, ciphertext = _sealed(item, expected, functions)
+        plaintext = _unsealed(item, envelope, ciphertext, expected, functions)
         submission = ops.parse_submission(peer, expected.round, plaintext, expected.spec.layout)
         submission.update.digest  # noqa: B018 - hashed here, where peers may be judged beside each other
         return submission
@@ -153,7 +155,7 @@ def _judged(item: Gathered, expected: Expected, doors: Doors, broken: dict[PeerI
         return Rejection(peer, Reason.MALFORMED, detail)
 
 
-def _sealed(item: Gathered, expected: Expected, doors: Doors) -> tuple[Envelope, memoryview]:
+def _sealed(item: Gathered, expected: Expected, functions: CheckFunctions) -> tuple[Envelope, memoryview]:
     """The envelope that the peer committed to and signed, and the ciphertext that belongs to it (without a copy)."""
     promise, object_bytes = commitment(item.peer, expected.round, expected.commit_deadline), expected.spec.object_bytes
     if promise is None:
@@ -175,7 +177,7 @@ def _sealed(item: Gathered, expected: Expected, doors: Doors) -> tuple[Envelope,
         raise InvalidSubmission(Reason.UNSIGNED, "the object does not begin with an envelope") from None
     if envelope.peer != item.peer.id:
         raise InvalidSubmission(Reason.UNSIGNED, "the envelope names another hotkey")
-    if not doors.verify(item.peer.id, envelope.signed_part, envelope.signature):
+    if not functions.verify(item.peer.id, envelope.signed_part, envelope.signature):
         raise InvalidSubmission(Reason.UNSIGNED, "the envelope's signature is not the hotkey's")
     if size != object_bytes:
         raise wrong_size
@@ -184,17 +186,19 @@ def _sealed(item: Gathered, expected: Expected, doors: Doors) -> tuple[Envelope,
     return envelope, ciphertext
 
 
-def _unsealed(item: Gathered, envelope: Envelope, ciphertext: memoryview, expected: Expected, doors: Doors) -> Records:
+def _unsealed(
+    item: Gathered, envelope: Envelope, ciphertext: memoryview, expected: Expected, functions: CheckFunctions
+) -> Records:
     """The plaintext of a peer that is in sync."""
     run, round, theta = expected.run, expected.round, expected.theta
     if envelope.run != run:
         raise InvalidSubmission(Reason.WRONG_RUN, "the envelope is made for another run")
     if envelope.round != round:
         raise InvalidSubmission(Reason.WRONG_RUN, f"the envelope is made for round {envelope.round}, not {round}")
-    reveal = _reveal(item, run, round, doors)
+    reveal = _reveal(item, run, round, functions)
     if sha256(reveal.key).digest() != envelope.key_hash:
         raise InvalidSubmission(Reason.BAD_KEY, "the revealed key is not the one that the envelope names")
-    plaintext = doors.unseal(envelope, reveal.key, ciphertext)
+    plaintext = functions.unseal(envelope, reveal.key, ciphertext)
     if plaintext[:DIGEST_BYTES] != theta:
         raise InvalidSubmission(Reason.OUT_OF_SYNC, f"trained from theta {plaintext[:4].hex()}, not {theta[:4].hex()}")
     if reveal.proof != expected.sync_proof(item.peer.id):
@@ -202,7 +206,7 @@ def _unsealed(item: Gathered, envelope: Envelope, ciphertext: memoryview, expect
     return plaintext
 
 
-def _reveal(item: Gathered, run: Digest, round: int, doors: Doors) -> Reveal:
+def _reveal(item: Gathered, run: Digest, round: int, functions: CheckFunctions) -> Reveal:
     """The peer's signed key for this run and round. Bytes that are not that reveal nothing: UNREVEALED."""
     if item.reveal is None:
         raise InvalidSubmission(Reason.UNREVEALED, "no key before block V was final")
@@ -212,7 +216,7 @@ def _reveal(item: Gathered, run: Digest, round: int, doors: Doors) -> Reveal:
         raise InvalidSubmission(Reason.UNREVEALED, "the reveal cannot be parsed") from None
     if (reveal.run, reveal.round, reveal.peer) != (run, round, item.peer.id):
         raise InvalidSubmission(Reason.UNREVEALED, "the reveal is made for another run, round or hotkey")
-    if not doors.verify(item.peer.id, reveal.signed_part, reveal.signature):
+    if not functions.verify(item.peer.id, reveal.signed_part, reveal.signature):
         raise InvalidSubmission(Reason.UNREVEALED, "the reveal's signature is not the hotkey's")
     return reveal
 

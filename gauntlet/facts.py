@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gauntlet.agreement import Agreed, Log
-from gauntlet.checks import Doors
+from gauntlet.checks import CheckFunctions
 from gauntlet.commitment import is_judged
 from gauntlet.loss import Losses
 from gauntlet.report import Report
@@ -46,7 +46,7 @@ class Facts:
     previous: Digest
     decision: Agreed
     payloads: Mapping[PeerId, bytes]
-    doors: Doors
+    functions: CheckFunctions
     height: int
     state: State | None = None
     stateless: str = ""

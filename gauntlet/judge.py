@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
-from gauntlet.checks import Checked, Doors, Expected, Gathered, fast_checks
+from gauntlet.checks import Checked, CheckFunctions, Expected, Gathered, fast_checks
 from gauntlet.commitment import is_judged
 from gauntlet.evaluation import Evaluation, Samples
 from gauntlet.loss import Losses, bounded, evaluate
@@ -65,7 +65,9 @@ class Judge:
         past = compared(self.book.remembered, self.round, self.spec.gauntlet.copy_rounds)
         return Earlier(past, Sample(self.spec.layout, self.commit_hash))
 
-    def check(self, model: Model, gathered: Sequence[Gathered], doors: Doors, history: Iterable[Sketch]) -> Checked:
+    def check(
+        self, model: Model, gathered: Sequence[Gathered], functions: CheckFunctions, history: Iterable[Sketch]
+    ) -> Checked:
         """Judge all that count as miners. history: of `compared`, as far as they are there."""
         expected = Expected(
             self.spec,
@@ -78,7 +80,7 @@ class Judge:
             self.commit_hash,
         )
         miners = [item for item in gathered if is_judged(item.peer, self.spec.owner_id)]
-        return fast_checks(expected, miners, doors, history)
+        return fast_checks(expected, miners, functions, history)
 
     # --- ranking and evaluation --------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class Replay:
             facts.state.sync_proof if facts.state is not None else lambda peer: unknown,
             facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
         )
-        return self.judge.check(model, list(self.examined.values()), facts.doors, self.claim.sketches)
+        return self.judge.check(model, list(self.examined.values()), facts.functions, self.claim.sketches)
 
     @property
     def whole(self) -> bool:

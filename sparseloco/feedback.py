@@ -30,7 +30,7 @@ def restore(error: Mapping[str, Tensor], update: Update) -> dict[str, Tensor]:
     }
 
 
-def strike(error: Mapping[str, Tensor], update: Update, moves: Moves = moves) -> None:
+def remove_from_error_feedback(error: Mapping[str, Tensor], update: Update, moves: Moves = moves) -> None:
     """Set the error (contiguous fp32, in place) to 0 wherever `update` has a value. For an error from before the update
     was sent: its values there are in the update, up to rounding. moves: the decoder."""
     one = fp32(1.0)
@@ -40,7 +40,9 @@ def strike(error: Mapping[str, Tensor], update: Update, moves: Moves = moves) ->
             flat[places.to(flat.device)] = 0.0
 
 
-def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None, moves: Moves = moves) -> None:
+def restore_to_error_feedback(
+    error: Mapping[str, Tensor], update: Update, sent: Update | None = None, moves: Moves = moves
+) -> None:
     """Return the unsent part of `update`, a peer's own, to the error (contiguous fp32, in place).
 
     sent: the lowered update (sparseloco/restraint.py), e <- e + (Delta_hat - sent); None: nothing was sent, as in

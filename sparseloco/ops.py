@@ -226,14 +226,14 @@ def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows:
         outer.undo_probe(values, update, kept, rows, (_chosen.codec or outer).moves)
 
 
-def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None) -> None:
+def restore_to_error_feedback(error: Mapping[str, Tensor], update: Update, sent: Update | None = None) -> None:
     """As feedback.give_back, the specification."""
-    feedback.give_back(error, update, sent, (_chosen.codec or outer).moves)
+    feedback.restore_to_error_feedback(error, update, sent, (_chosen.codec or outer).moves)
 
 
-def strike(error: Mapping[str, Tensor], update: Update) -> None:
+def remove_from_error_feedback(error: Mapping[str, Tensor], update: Update) -> None:
     """As feedback.strike, the specification."""
-    feedback.strike(error, update, (_chosen.codec or outer).moves)
+    feedback.remove_from_error_feedback(error, update, (_chosen.codec or outer).moves)
 
 
 def _on_host(values: Mapping[str, Tensor]) -> bool:

@@ -19,7 +19,7 @@ from murmur.lab.simulation.clock import Clock, Killed, Life, Work
 from murmur.lab.simulation.store import Link
 from murmur.node.chain import follower, retrying_chain
 from murmur.node.chain.subnet_terms import require_fit
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.node import Node
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Saved
@@ -63,7 +63,7 @@ def with_parts(*parts: type) -> type[Validator]:
     return type("Dishonest", (Validator,), own)
 
 
-class Learner(Replica):
+class ModelledReplica(Replica):
     """Whose training takes its time, unlike all other work."""
 
     def __init__(self, spec: RunSpec, theta: dict[str, torch.Tensor], life: Life) -> None:
@@ -263,13 +263,13 @@ class FakeNetwork:
         self._publish(OWNER.peer, "owner", amendment.digest)
         return amendment
 
-    def doors(self, member: Member, life: Life) -> Doors:
+    def ports(self, member: Member, life: Life) -> Ports:
         def here(key: str, num_bytes: int, *, up: bool) -> float:
             """No way at all; but nothing of a dead process arrives."""
             life.now()
             return 0.0
 
-        return Doors(
+        return Ports(
             chain=MortalChain(self.world, member),
             signer=member.signer,
             verify=fake_verify,
@@ -311,17 +311,17 @@ class FakeNetwork:
                 member.store.close()
 
     def _node(self, member: Member, life: Life, store: StateStore) -> Node:
-        doors = self.doors(member, life)
+        ports = self.ports(member, life)
         first = Run(self.spec)
         saved = store.load()
-        run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run.read, life)
+        run = settled(store.run.load() or first, saved.round if saved else 0, ports, store.run.read, life)
         store.run.save(run)
         head = self.world.final
-        require_fit(run, max(0, run.clock.round_at(head)), doors.chain.subnet(head))
+        require_fit(run, max(0, run.clock.round_at(head)), ports.chain.subnet(head))
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
-        replica = Learner(first.first, zeros, life)
+        replica = ModelledReplica(first.first, zeros, life)
         events = Events(member.home / "events.jsonl", member.name)
-        return Node(run, doors, NodeState(first.first, run.id, replica, store, events, life))
+        return Node(run, ports, NodeState(first.first, run.id, replica, store, events, life))
 
     def shards(self, member: Member, node: Node) -> Shards:
         """The data set as a node has it: all of it in its folder."""

@@ -26,7 +26,7 @@ def test_the_changelog_begins_with_the_version() -> None:
 
 
 TOP_LEVEL = {"murmur", "sparseloco", "gauntlet", "storage"}
-"""What the wheel puts into site-packages: other names would be other projects'. neurons/ are the repository's scripts."""
+"""What the wheel puts into site-packages: other names would be other projects'. neurons/ are scripts."""
 
 
 def test_every_package_is_found_and_typed() -> None:

@@ -38,7 +38,7 @@ class Exchange(Protocol):
         """The consensus state after the round; `judge` holds theta and takes the new one."""
         ...
 
-    def give_back(self, peer: int, replica: Replica, sent: Sent) -> None:
+    def restore_to_error_feedback(self, peer: int, replica: Replica, sent: Sent) -> None:
         """The round was void: what was sent returns into the peer's error feedback."""
         ...
 
@@ -76,9 +76,9 @@ class SparseLoCo:
             take(judge, step, outer.alpha, judge.outer.averages, judge.outer.whole)
         return judge.consensus_state()
 
-    def give_back(self, peer: int, replica: Replica, sent: Sent) -> None:
+    def restore_to_error_feedback(self, peer: int, replica: Replica, sent: Sent) -> None:
         assert isinstance(sent, Update)
-        replica.give_back(sent)
+        replica.restore_to_error_feedback(sent)
         if not self.setting.feedback:
             for error in errors_of(replica).values():
                 error.zero_()
@@ -117,7 +117,7 @@ class Unquantised:
         take(judge, step, self.setting.outer_lr, state.averages, state.whole)
         return judge.consensus_state()
 
-    def give_back(self, peer: int, replica: Replica, sent: Sent) -> None:
+    def restore_to_error_feedback(self, peer: int, replica: Replica, sent: Sent) -> None:
         if self.setting.feedback:
             error = self.errors[peer]
             self.errors[peer] = {name: error[name] + part for name, part in dense(sent).items()}
@@ -171,7 +171,7 @@ class DiLoCo:
         judge.load_consensus(saved)
         return saved
 
-    def give_back(self, peer: int, replica: Replica, sent: Sent) -> None:
+    def restore_to_error_feedback(self, peer: int, replica: Replica, sent: Sent) -> None:
         raise ValueError("DiLoCo has no error feedback that a void round's update could return to")
 
     def forget(self, peer: int) -> None:

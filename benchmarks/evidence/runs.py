@@ -66,7 +66,7 @@ class Peer:
         known, done = max(1, round(setting.delay * spec.inner.steps)), count(1)
         replica.outer_step(guessed, **step)
         replica.inner_round(work, stopped=lambda: next(done) >= known)
-        replica.take_back()
+        replica.undo_outer_step()
         replica.outer_step(agreed, **step)
         replica.inner_round(work, resume=True)
         self.expected = None
@@ -138,7 +138,7 @@ class Run:
             sent.append(self.exchange.send(peer.place, peer.replica))
         if setting.void and number % setting.void == setting.void - 1:
             for peer, update in zip(self.peers, sent, strict=True):
-                self.exchange.give_back(peer.place, peer.replica, update)
+                self.exchange.restore_to_error_feedback(peer.place, peer.replica, update)
             return
         everybody = [*sent, *self._attack(number, sent)]
         saved = self.exchange.settle(self.judge, everybody)

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
-    from murmur.lab.localnet.infrastructure import SERVERS, open_ground, prepare
+    from murmur.lab.localnet.infrastructure import SERVERS, infrastructure, prepare
     from murmur.lab.localnet.infrastructure import stop as stop_all
     from murmur.lab.localnet.members import configured, configured_owner, tell_metrics
     from murmur.lab.localnet.plan import Plan
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     plan = Plan(folder, miners=options.miners, validators=options.validators, block_seconds=options.block_seconds)
     processes = prepare(plan)
     try:
-        ground = open_ground(plan, processes, say)
+        ground = infrastructure(plan, processes, say)
         skip_epoch(ground.devnet, ground.wallets["owner"])
         await_permits(ground.devnet, ground.wallets, plan.names(), say, plan.block_seconds)
         owner = configured_owner(plan, ground.devnet.url, ground.store)

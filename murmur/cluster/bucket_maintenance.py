@@ -34,7 +34,7 @@ and so on: who asks may be gone."""
 MOST_DOUBLINGS = 10
 
 
-class Upkeep:
+class BucketMaintenance:
     """One member's upkeep of the shared bucket. `living`: the members whose programs run, set by the player of its
     rounds."""
 
@@ -63,7 +63,7 @@ class Upkeep:
     def end(self) -> None:
         self._ended = True
 
-    def ask(self, round: int, peers: Collection[PeerId]) -> None:
+    def publish_wanted(self, round: int, peers: Collection[PeerId]) -> None:
         """Publish that we lack the updates of these members in the round, or its record (GROUP); again at every try,
         since the store may lose that too. Raises StorageError."""
         wants = frozenset((round, peer) for peer in peers)
@@ -76,7 +76,7 @@ class Upkeep:
         self._wants = wants
         self._ledger.want(wants)
 
-    def have(self) -> None:
+    def clear_wanted(self) -> None:
         """Empty our list: we have all that we lacked. Raises StorageError."""
         if self._wants != frozenset():
             self._ledger.want(())

@@ -43,7 +43,7 @@ class MemberShelf:
     def is_due(self, snapshot: Snapshot) -> bool:
         if snapshot.link == self._settled:
             return False
-        member, living, me = self._member, self._member.upkeep.living, self._member.me
+        member, living, me = self._member, self._member.maintenance.living, self._member.me
         place = turns(snapshot.link, "checkpoint", {*living, me}).index(me)
         if member.ended_at is None:
             # A snapshot is complete in the round after its own at the earliest; then the first member begins.
@@ -74,7 +74,7 @@ class MemberShelf:
         if len(rounds) < CHECKPOINT_ROUNDS_KEPT:
             return
         ledger.forget_states(min(rounds))
-        for other in shown.keys() - {*member.upkeep.living, member.me}:
+        for other in shown.keys() - {*member.maintenance.living, member.me}:
             if shown[other].newest < min(rounds):
                 self.bucket.delete(keys.members_checkpoints(self.run) + other.hex(), timeout_seconds=CALL_SECONDS)
 

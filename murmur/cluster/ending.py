@@ -20,7 +20,7 @@ def finish(member: Membership, checkpoints: Checkpoints) -> None:
     state.snapshots.finish()
     state.snapshots.begin(state.saved.round, state.saved.link, state.replica.consensus_state())
     state.snapshots.finish()
-    turns = len(member.presence.living()) + 1
+    turns = len(member.presence.can_claim()) + 1
     until = member.ended_at + turns * rules.silent_seconds + 2 * checkpoints.shelf.state_seconds()
     while not (up := _last_is_up(member, checkpoints)) and member.time.now() < until:
         member.time.sleep(rules.beat_seconds)
@@ -48,7 +48,7 @@ def _last_is_up(member: Membership, checkpoints: Checkpoints) -> bool:
         snapshot = member.state.saved.consensus.snapshot
         return is_shown(member.ledger, member.state.saved.link, snapshot.state)
     except StorageError as fault:
-        member.patience.failed(fault)
+        member.outage.failed(fault)
         return False
 
 

@@ -33,7 +33,7 @@ class Heartbeat:
     def start(self) -> None:
         self._ledger.time.start(self._go_on, "pulse")
 
-    def stand(self, round: int, theta: Digest) -> None:
+    def set_position(self, round: int, theta: Digest) -> None:
         """Be at the start of this round, with this theta."""
         if round != self.round:
             self.began = None

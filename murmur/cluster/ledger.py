@@ -14,7 +14,7 @@ from loguru import logger
 
 from murmur.cluster.deletion import delete_before
 from murmur.cluster.group_keys import Group
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.payloads import Lacking, PayloadSources
 from murmur.node.sync.checkpoints import DOCUMENT_MAX_BYTES as DOCUMENT_BYTES
 from murmur.node.sync.checkpoints import Shown, parse_shown
@@ -96,7 +96,7 @@ class Ledger:
                 lambda data: parse_wanted(data, self.run, member, self.group.verify),
             )
 
-        return self._beside(read, [member for member in self._listed(prefix) if member != self.me])
+        return self._read_in_parallel(read, [member for member in self._listed(prefix) if member != self.me])
 
     # --- records -----------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Ledger:
             )
             return found if found is not None and found.record == link else None
 
-        return self._beside(read, list(owners))
+        return self._read_in_parallel(read, list(owners))
 
     def create_part(self, round: int, owner: PeerId, part: MeanPart, *, replace: bool = False) -> bool:
         """Point to this part, unless another one stands. Return whether it is this one now. What is no pointer of this
@@ -267,7 +267,7 @@ class Ledger:
                 lambda data: Claim.parse(data, self.run, round, member, self.group.verify),
             )
 
-        return self._beside(read, members)
+        return self._read_in_parallel(read, members)
 
     def claimed(self, round: int, link: Digest) -> bool:
         """Whether we have claimed in the round, on the record of this link. A claim that cannot be read counts too."""
@@ -308,7 +308,7 @@ class Ledger:
             parse = partial(parse_shown, run=self.run, peer=member, verify=self.group.verify)
             return self._read(prefix + member.hex(), DOCUMENT_BYTES, parse)
 
-        return self._beside(read, self._listed(prefix))
+        return self._read_in_parallel(read, self._listed(prefix))
 
     # --- beats -------------------------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Ledger:
             return self._read(key, _BEAT_BYTES, lambda data: self.beat_of(member, data))
 
         unread = set[PeerId]()
-        return self._beside(read, self.members(), unread), unread
+        return self._read_in_parallel(read, self.members(), unread), unread
 
     def beat_of(self, member: PeerId, data: bytes) -> Beat:
         """Return the beat in these bytes. Raises InvalidMessage."""
@@ -347,7 +347,7 @@ class Ledger:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def _beside(
+    def _read_in_parallel(
         self, read: Callable[[PeerId], T | None], members: list[PeerId], unread: set[PeerId] | None = None
     ) -> dict[PeerId, T]:
         """Read each member's document, in up to LOOK_THREADS threads. One that cannot be read is skipped, and its
@@ -359,7 +359,7 @@ class Ledger:
             except StorageError as fault:
                 return fault
 
-        found = beside(answered, members, LOOK_THREADS, self.time)
+        found = parallel_map(answered, members, LOOK_THREADS, self.time)
         faults = [one for one in found if isinstance(one, StorageError)]
         if faults and len(faults) == len(members):
             raise faults[0]

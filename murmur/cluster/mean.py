@@ -57,7 +57,7 @@ class Mean:
                     for one in fetching:
                         one.outcome()
                     return found
-                member.look_at_beats()
+                member.read_heartbeats_of_all()
                 if self._is_over(round) and (lost := self._still_missing(round, link, missing)):
                     raise Lacking(round, lost, f"round {round}: the store has lost {len(lost)} parts of its mean")
                 waited = member.time.now() - began
@@ -81,7 +81,7 @@ class Mean:
     def make_again(self, round: int, record: Record, lost: dict[PeerId, MeanPart]) -> None:
         """Make parts again whose objects the store has lost, unless others have gone on from them. Raises Lacking,
         StorageError."""
-        self._member.look_at_beats()
+        self._member.read_heartbeats_of_all()
         for owner, part in lost.items():
             if not self._is_over(round):
                 self._make(round, record, owner, part)
@@ -96,7 +96,7 @@ class Mean:
         member = self._member
         if owner == member.me:
             return True
-        living, silent = member.presence.living(), member.spec.cluster.silent_seconds
+        living, silent = member.presence.can_claim(), member.spec.cluster.silent_seconds
         order = turns(link, "mean " + owner.hex(), (living | {member.me}) - {owner})
         begins = 2 * max(half, silent) if owner in living else 0.0
         return waited >= begins + order.index(member.me) * silent
@@ -106,13 +106,13 @@ class Mean:
         member = self._member
 
         def on_piece() -> None:
-            member.pulse.step += 1  # others see that we go on
+            member.heartbeat.step += 1  # others see that we go on
 
         try:
             self._maker.make(round, record, owner, on_piece, self._without(round), lost)
         except Lacking as fault:
             try:
-                member.upkeep.ask(fault.round, fault.peers)
+                member.maintenance.publish_wanted(fault.round, fault.peers)
             except StorageError:
                 self._lacking = {}  # nobody was asked: we cannot know that they are lost
                 raise
@@ -121,14 +121,14 @@ class Mean:
             self._lacking = {place: self._lacking.get(place, now) for place in asked}
             return False
         self._lacking = {}
-        member.upkeep.have()
+        member.maintenance.clear_wanted()
         return True
 
     def _without(self, round: int) -> list[PeerId]:
         """Return the members whose payloads count as zeros if they are lost: asked for in vain, for longer if the
         member lives, since it alone has the whole payload."""
         member = self._member
-        now, silent, heard = member.time.now(), member.spec.cluster.silent_seconds, member.presence.heard()
+        now, silent, heard = member.time.now(), member.spec.cluster.silent_seconds, member.presence.running()
         return [
             peer
             for (of, peer), since in self._lacking.items()

@@ -14,7 +14,6 @@ from gauntlet.agreement import Agreed
 from murmur.cluster import ending
 from murmur.cluster.checkpoint_turns import MemberShelf
 from murmur.cluster.choosing import choose
-from murmur.cluster.closing import closing, grace_seconds
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.mean import Mean
 from murmur.cluster.membership import Membership
@@ -23,6 +22,7 @@ from murmur.cluster.pace import ROUNDS, least_steps, look_seconds, rounds_in, se
 from murmur.cluster.presence import GONE_SILENCES, LONGEST_LOOK_BEATS
 from murmur.cluster.recovery import Recovery, RunElsewhere
 from murmur.cluster.rejoin import begin
+from murmur.cluster.round_progress import grace_seconds, round_progress
 from murmur.data.shards import Shards
 from murmur.node.fetch.opening import open_pinned
 from murmur.node.fetch.payloads import Lacking, fetch_pinned
@@ -73,11 +73,11 @@ class Member(Membership):
 
     def run(self) -> None:
         """Play rounds until stopped."""
-        self.pulse.start()
+        self.heartbeat.start()
         try:
             while not self._patiently(self.begin):
                 pass
-            self.upkeep.start()
+            self.maintenance.start()
             while not self._patiently(self.recovery.resume):
                 pass
             while not (self.amended.closed or self.drained):
@@ -87,8 +87,8 @@ class Member(Membership):
             elif self.drained is not None:
                 ending.drain(self, self.drained)
         finally:
-            self.upkeep.end()
-            self.pulse.leave()
+            self.maintenance.end()
+            self.heartbeat.leave()
 
     def begin(self) -> None:
         """Have a state, and forget uploads that we did not live to finish."""
@@ -132,25 +132,25 @@ class Member(Membership):
                 skips = self.skipped == round or self.ledger.claimed(round, self.state.saved.link)
                 sealed = None if skips else self.train(round, others)
             if sealed is None:
-                self.skipped, self.pulse.phase = round, "idle"
+                self.skipped, self.heartbeat.phase = round, "idle"
             elif self.claimed != (round, sealed.object):
                 self.publish(round, sealed)
                 self.claim(round, sealed)
                 self.claimed = round, sealed.object
                 self.state.save_own()
-                self.pulse.phase = "wait"
+                self.heartbeat.phase = "wait"
 
     def follow(self, round: int, others: "OtherMembers") -> None:
         """Wait for the round's record, or close it, and apply what stands there. If nobody is left to claim, we train
         after all."""
         with self.state.timeline.begin("wait"):
-            record = self.close(round, others)
+            record = self.await_record(round, others)
             others.wait()
         if record is None:
             self.skipped = -1
             self.time.sleep(self.spec.cluster.beat_seconds)
             return
-        self.pulse.phase = "apply"
+        self.heartbeat.phase = "apply"
         self.apply(round, record)
 
     def pages(self, round: int) -> tuple[Page, ...]:
@@ -168,24 +168,24 @@ class Member(Membership):
 
     def train(self, round: int, others: "OtherMembers") -> SealedRound | None:
         """All inner steps, or as many as there is time for; None where those are too few to send."""
-        inner, rules, pulse, now = self.spec.inner, self.spec.cluster, self.pulse, self.time.now
-        pulse.round, pulse.step, pulse.phase, pulse.began = round, 0, "train", None
+        inner, rules, heartbeat, now = self.spec.inner, self.spec.cluster, self.heartbeat, self.time.now
+        heartbeat.round, heartbeat.step, heartbeat.phase, heartbeat.began = round, 0, "train", None
         training = self.work.training(round, self.pages(round), inner)
-        self.look_at_beats()
+        self.read_heartbeats_of_all()
         began, passed = now(), self.presence.passed(round, self.me)
         left = seconds_left(rules, inner.steps, self.records, self.me, passed, self.step_seconds)
         until = began + left if left is not None else inf
-        pulse.began = began - (passed if left is not None else 0.0)
+        heartbeat.began = began - (passed if left is not None else 0.0)
 
         def stopped() -> bool:
-            pulse.step += 1
+            heartbeat.step += 1
             # Who has a limit ends before it: a step of a slow machine may last longer than the others wait.
-            return others.due() or now() + (now() - began) / pulse.step > until
+            return others.due() or now() + (now() - began) / heartbeat.step > until
 
         done = training.go_on(stopped)
         self.step_seconds = training.seconds / done if done else None
         training.end()
-        pulse.phase = "send"
+        heartbeat.phase = "send"
         self._trained_at = now()
         if done < (least_steps(rules, inner.steps) if left is None else 1):
             logger.warning("round {round}: {done} steps are too few to send anything", round=round, done=done)
@@ -198,7 +198,7 @@ class Member(Membership):
             return None
 
     def publish(self, round: int, sealed: SealedRound) -> None:
-        self.pulse.phase = "send"
+        self.heartbeat.phase = "send"
         tried, self.tried = self.tried, sealed.object
         # It may be there since before this process began, or what comes after it may have failed.
         if tried not in (None, sealed.object) or not self.work.is_published(round, sealed):
@@ -227,7 +227,7 @@ class Member(Membership):
 
     # --- what a round comes to -----------------------------------------------------------------------------------
 
-    def close(self, round: int, others: "OtherMembers") -> Record | None:
+    def await_record(self, round: int, others: "OtherMembers") -> Record | None:
         """Return the round's record, another member's or ours; None if nobody has claimed, and only members live that
         send nothing, as we do. Raises RunElsewhere if most claims name another theta than we hold."""
         enough_for, looked, rules = 0.0, self.time.now(), self.spec.cluster
@@ -240,10 +240,10 @@ class Member(Membership):
                 if self.claimed is not None and self.claimed[0] == round and self.me not in claims:
                     self.ledger.claim_again(round)
                 others.fetch(claims)
-                self.look_at_beats()
+                self.read_heartbeats_of_all()
                 if self.presence.furthest() > round:
                     self.ledger.require_record(round)
-                stands = closing(claims, self.presence.living())
+                stands = round_progress(claims, self.presence.can_claim())
                 passed, looked = min(self.time.now() - looked, longest), self.time.now()
                 enough_for = enough_for + passed if stands.enough else 0.0
                 ends = bool(claims) and stands.ends(enough_for, grace_seconds(rules, claims.values()))
@@ -255,18 +255,18 @@ class Member(Membership):
                     told, waits = self.time.now(), len(stands.waiting)
                     line = "round {round}: {claimed} have claimed, waiting for {waits} that live"
                     logger.info(line, round=round, claimed=len(claims), waits=waits)
-                self.patience.answered()
+                self.outage.answered()
             except Lacking:
                 raise
             except StorageError as fault:
-                self.patience.failed(fault)
+                self.outage.failed(fault)
                 looked = self.time.now()
             self.time.sleep(look_seconds(rules, self.records))
 
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
         """Close the round with what these claims make, and take away the beats of those that are gone for good. False
         where somebody was faster."""
-        record = choose(claims, self.presence.living(), self.state.ref, self.me)
+        record = choose(claims, self.presence.can_claim(), self.state.ref, self.me)
         if record is None:
             raise RunElsewhere(f"most of the claims of round {round} build on another record than ours")
         if record.theta != self.state.ref.theta:
@@ -281,7 +281,7 @@ class Member(Membership):
         ours = self.ledger.create(round, record)
         self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
         away = rounds_in(GONE_SILENCES * self.spec.cluster.silent_seconds, self.records, self.spec.inner.steps)
-        for member in self.presence.gone(round - away):
+        for member in self.presence.forget_departed(round - away):
             self.ledger.clear(member)
         return ours
 
@@ -297,7 +297,7 @@ class Member(Membership):
         contributing = [update.member for update in record.updates]
         # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
         mine = None if self.me in contributing or self.mean is not None else state.own_update(round)
-        state.lay_out_own(self.me, round)
+        state.link_own_payload(self.me, round)
         with state.timeline.begin("download") as download:
             parts = self.mean.parts(round, record) if self.mean is not None else {}
             pinned: Mapping[PeerId, Claim | MeanPart] = parts or record.claims
@@ -311,8 +311,8 @@ class Member(Membership):
             shown = {peer: self.ledger.key_of(one) for peer, one in pinned.items()}
             opened = open_pinned(self.spec, round, pairs, sealed, shown, self.time)
             state.apply(round, self.spec, Agreed(state_ref, selection, 0), opened, mine)
-        self.take_up(amended)
-        self.stand()
+        self.adopt_amendments(amended)
+        self.announce_position()
         self.records = [*self.records, record][-ROUNDS:]
         state.events.emit(
             "applied",
@@ -337,7 +337,7 @@ class Member(Membership):
             count=len(contributing),
             ours="we among them" if mine is None and self.me in contributing else "without us",
         )
-        self.upkeep.have()
+        self.maintenance.clear_wanted()
 
     def gather(
         self, round: int, pinned: Mapping[PeerId, Claim | MeanPart]
@@ -358,17 +358,17 @@ class Member(Membership):
         """Apply all records that there are. Raises RunElsewhere, Lacking."""
         state = self.state
         while (record := self.ledger.record(state.saved.round)) is not None:
-            self.pulse.phase = "join"
+            self.heartbeat.phase = "join"
             self.apply(state.saved.round, record)
-        self.stand()
+        self.announce_position()
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""
         try:
             do()
         except StorageError as fault:
-            self.state.events.emit("interrupted", self.pulse.round, fault=str(fault))
-            self.patience.failed(fault)
+            self.state.events.emit("interrupted", self.heartbeat.round, fault=str(fault))
+            self.outage.failed(fault)
             return False
-        self.patience.answered()
+        self.outage.answered()
         return True

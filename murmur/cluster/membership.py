@@ -5,13 +5,13 @@ from math import inf
 from loguru import logger
 
 from murmur.cluster.amendments import AmendedSpec, KeptAmendments
-from murmur.cluster.bucket_maintenance import Upkeep
+from murmur.cluster.bucket_maintenance import BucketMaintenance
 from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import CALL_SECONDS, Ledger
 from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.presence import Presence
 from murmur.cluster.record_log import RecordLog
-from murmur.cluster.store_outage import Patience
+from murmur.cluster.store_outage import StoreOutage
 from murmur.node.state.node_state import NodeState
 from murmur.protocol.cluster import ClusterSpec, Record
 from murmur.protocol.errors import ConfigError
@@ -27,11 +27,11 @@ class Membership:
         self.amendments = KeptAmendments(state.store.folder / "amendments", ledger)
         self.amended = AmendedSpec(spec, self.amendments)
         self.me = ledger.me
-        self.pulse = Heartbeat(ledger, name, spec.cluster.beat_seconds, process)
+        self.heartbeat = Heartbeat(ledger, name, spec.cluster.beat_seconds, process)
         self.presence = Presence(spec.cluster)
-        self.patience = Patience(ledger.time, spec.cluster.beat_seconds)
+        self.outage = StoreOutage(ledger.time, spec.cluster.beat_seconds)
         self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
-        self.upkeep = Upkeep(spec, state, ledger, self.log, self.amendments)
+        self.maintenance = BucketMaintenance(spec, state, ledger, self.log, self.amendments)
         self.records: list[Record] = []
         """The last ones: what steps take."""
         self.skipped = -1
@@ -51,7 +51,7 @@ class Membership:
         """In force in the round at which we stand."""
         return self.amended.spec
 
-    def take_up(self, amended: AmendedSpec) -> None:
+    def adopt_amendments(self, amended: AmendedSpec) -> None:
         """Play by these amendments from now on."""
         if amended.count != self.amended.count:
             logger.info(
@@ -62,13 +62,13 @@ class Membership:
         self.amended = amended
         self.amendments.keep(amended.taken)
         rules = self.spec.cluster
-        self.presence.rules, self.pulse.beat_seconds, self.upkeep.spec = rules, rules.beat_seconds, self.spec
+        self.presence.rules, self.heartbeat.beat_seconds, self.maintenance.spec = rules, rules.beat_seconds, self.spec
 
     def seconds_to_send(self) -> float:
         """Time-out of one try to send a payload."""
         return 4 * CALL_SECONDS + self.spec.object_bytes / SLOWEST_BYTES
 
-    def look_at_beats(self) -> None:
+    def read_heartbeats_of_all(self) -> None:
         """See which members live. Raises ConfigError if another machine plays as us."""
         self.read_beats()
         if len(self.doubles) > 2:
@@ -86,11 +86,11 @@ class Membership:
         beats, unread = self.ledger.read_beats()
         self._beats_read = now
         self.presence.look(beats, self.time.now(), unread)
-        self.upkeep.living = frozenset(self.presence.heard())
+        self.maintenance.living = frozenset(self.presence.running())
         mine = beats.get(self.me)
-        if mine is not None and mine.process != self.pulse.process and mine.round > self.began_in:
+        if mine is not None and mine.process != self.heartbeat.process and mine.round > self.began_in:
             self.doubles.add((mine.process, mine.count))
 
-    def stand(self) -> None:
+    def announce_position(self) -> None:
         """Tell others where we stand: at the start of a round, with this theta."""
-        self.pulse.stand(self.state.saved.round, self.state.saved.theta)
+        self.heartbeat.set_position(self.state.saved.round, self.state.saved.theta)

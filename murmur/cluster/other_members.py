@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from murmur.cluster.closing import closing
 from murmur.cluster.membership import Membership
 from murmur.cluster.pace import look_seconds
+from murmur.cluster.round_progress import round_progress
 from murmur.protocol.cluster import Claim
 from murmur.protocol.errors import StorageError
 from murmur.protocol.layout import DenseLayout
@@ -33,7 +33,7 @@ def start_fetching(member: Membership, wanted: Sequence[Wanted], seconds: float)
 
 class OtherMembers:
     """The other members of a round: their payloads are fetched as they come. A thread of its own watches them while we
-    train and send, `Member.close` after that."""
+    train and send, `Member.await_record` after that."""
 
     def __init__(self, member: Membership, round: int) -> None:
         self._member, self._round = member, round
@@ -68,7 +68,7 @@ class OtherMembers:
         """Return the round's claims that count. A member that is gone, or we, may have claimed on a record that the
         store has lost since: nobody goes on from there."""
         member = self._member
-        link, beating = member.state.saved.link, member.presence.beating() - {member.me}
+        link, beating = member.state.saved.link, member.presence.confirmed_alive() - {member.me}
         claims = member.ledger.claims(self._round)
         return {peer: claim for peer, claim in claims.items() if claim.previous == link or peer in beating}
 
@@ -119,19 +119,19 @@ class OtherMembers:
         claims, rules = self.claims(), member.spec.cluster
         if not claims:
             # If a member dies while all train, its death is known by the time at which the round could end.
-            late = ENDING * member.pulse.step >= (ENDING - 1) * member.spec.inner.steps
+            late = ENDING * member.heartbeat.step >= (ENDING - 1) * member.spec.inner.steps
             if late and member.time.now() >= self._looked + rules.silent_seconds / 2:
-                self._look_at_beats()
+                self._read_heartbeats()
             return
         if member.ledger.record(self._round) is not None:
             self._due = True
             return
         self.fetch(claims)
-        self._look_at_beats()
-        stands = closing(claims, member.presence.living())
+        self._read_heartbeats()
+        stands = round_progress(claims, member.presence.can_claim())
         self._due = self._due or stands.enough or stands.waiting == {member.me}
 
-    def _look_at_beats(self) -> None:
+    def _read_heartbeats(self) -> None:
         member = self._member
         self._looked = member.time.now()
         member.read_beats()

@@ -58,7 +58,7 @@ class Presence:
         for member in self._seen.keys() - beats.keys():
             self._seen[member].silent += passed / (STUCK_SILENCES if member in unread else 1.0)
 
-    def living(self) -> set[PeerId]:
+    def can_claim(self) -> set[PeerId]:
         """Return the members that live and may still claim: not those that leave, idle, or are still joining."""
         silence = self.rules.silent_seconds
         return {
@@ -70,11 +70,11 @@ class Presence:
             and seen.beat.phase not in ("join", "idle")
         }
 
-    def beating(self) -> set[PeerId]:
+    def confirmed_alive(self) -> set[PeerId]:
         """Return the living members whose beat has changed since we look."""
-        return {member for member in self.living() if self._seen[member].changed}
+        return {member for member in self.can_claim() if self._seen[member].changed}
 
-    def heard(self) -> set[PeerId]:
+    def running(self) -> set[PeerId]:
         """Return the members that run, in any phase."""
         silence = self.rules.silent_seconds
         return {m for m, seen in self._seen.items() if seen.silent < silence and not seen.beat.leaving}
@@ -82,7 +82,7 @@ class Presence:
     def passed(self, round: int, but: PeerId) -> float:
         """Return the seconds since most of the other living members began the round's inner steps; 0 before. Of three
         or more, one that begins early makes nobody late: a round does not end before most have claimed."""
-        beats = [self._seen[member].beat for member in self.living() - {but}]
+        beats = [self._seen[member].beat for member in self.can_claim() - {but}]
         # At our first look, all members that ever died seem to live.
         near = [beat for beat in beats if round - 1 <= beat.round <= round]
         begun = [beat for beat in near if beat.round == round and beat.phase in ("train", "send", "wait")]
@@ -91,9 +91,9 @@ class Presence:
 
     def furthest(self) -> int:
         """Return the highest round of the members that run: that member holds the record of every round before."""
-        return max((self._seen[member].beat.round for member in self.heard()), default=0)
+        return max((self._seen[member].beat.round for member in self.running()), default=0)
 
-    def gone(self, before: float) -> set[PeerId]:
+    def forget_departed(self, before: float) -> set[PeerId]:
         """Return the members that are not expected back, each only once: silent ones whose last beat is of a round
         before this one."""
         silence = self.rules.silent_seconds

@@ -40,8 +40,8 @@ class Recovery:
             self.recall()
         except Lacking as fault:
             self.ask(fault)
-        member.upkeep.have()
-        member.stand()
+        member.maintenance.clear_wanted()
+        member.announce_position()
         member.state.events.emit("joined", member.state.saved.round)
 
     def recall(self) -> None:
@@ -55,7 +55,7 @@ class Recovery:
                 round - 1, [GROUP], f"the store has lost the record of round {round - 1}, and we have no copy"
             )
         member.records = [record for record in latest if record is not None]
-        member.take_up(member.amended.at(member.records[-1].amendments if member.records else 0))
+        member.adopt_amendments(member.amended.at(member.records[-1].amendments if member.records else 0))
         self.recalled = True
 
     def _from_checkpoint(self, later_than: int) -> bool:
@@ -88,8 +88,8 @@ class Recovery:
             return
         if self._lacking[0] != fault.round:
             self._lacking = fault.round, member.time.now()
-        member.pulse.phase = "join"
-        member.upkeep.ask(fault.round, fault.peers)
+        member.heartbeat.phase = "join"
+        member.maintenance.publish_wanted(fault.round, fault.peers)
         until = self._lacking[1] + LOST_SILENCES * member.spec.cluster.silent_seconds
         if member.time.now() < until or not self._from_checkpoint(fault.round):
             raise fault
@@ -99,7 +99,7 @@ class Recovery:
         """Our theta is not the run's: take a checkpoint, whatever we hold. Where that leads to the same theta again,
         another one is to come first."""
         member = self._member
-        member.pulse.phase, round = "join", member.state.saved.round
+        member.heartbeat.phase, round = "join", member.state.saved.round
         member.claimed, member.skipped = None, -1
         self._astray = self._astray + 1 if self._astray_in == round else 0
         self._astray_in = round

@@ -53,7 +53,7 @@ def from_genesis(ledger: Ledger, state: NodeState) -> None:
     """Reset the state to theta_0, whatever it is; the records then lead on from there."""
     _load_genesis(ledger, state)
     link = first_link(state.run_id)
-    state.stand(link, Tip(0, link))
+    state.commit_at_tip(link, Tip(0, link))
     state.save(sealed=None)
 
 
@@ -159,9 +159,9 @@ def _stand_at(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
     _load(ledger, state, found)
     mine = _left_out(ledger, state)
     sealed = replace(state.saved.sealed, returned=True) if state.saved.sealed is not None and mine is not None else None
-    state.stand(found.link, Tip(found.round, found.link), sealed=sealed)
+    state.commit_at_tip(found.link, Tip(found.round, found.link), sealed=sealed)
     if mine is not None:
-        state.give_back(mine)
+        state.restore_to_error_feedback(mine)
 
 
 def _left_out(ledger: Ledger, state: NodeState) -> Update | None:

@@ -11,7 +11,7 @@ from murmur.cluster.group_keys import Group, Token, parse_token, read_token
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.member import Member
 from murmur.cluster.rejoin import last_round
-from murmur.cluster.store_outage import Patience
+from murmur.cluster.store_outage import StoreOutage
 from murmur.data.shards import Shards
 from murmur.node.config.device import describe
 from murmur.node.config.settings import ClusterConfig, home
@@ -65,7 +65,7 @@ def _found(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSp
     """Return what is in the bucket: the spec, the documents, and the data set; None in its place if the run is closed.
     A member of the run waits while the store is away. Raises ConfigError, and StorageError for a bucket that does not
     answer to a newcomer: the token may be wrong."""
-    patience = Patience(REAL, RETRY_SECONDS)
+    outage = StoreOutage(REAL, RETRY_SECONDS)
     while True:
         try:
             found = _find(config, token, folder)
@@ -74,9 +74,9 @@ def _found(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSp
         except StorageError as fault:
             if not is_member(folder, token.run_id):
                 raise
-            patience.failed(fault)
+            outage.failed(fault)
         else:
-            patience.answered()
+            outage.answered()
             return found
 
 

@@ -9,7 +9,7 @@ KEY_REPLACED = "If the key was replaced, ask for the new token (murmur cluster i
 _TOLD_AGAIN_SECONDS = 600.0
 
 
-class Patience:
+class StoreOutage:
     """Waits until the store serves us: it is away, or has lost what we need. Logs the beginning, each change of the
     cause, a reminder every ten minutes, and the end."""
 

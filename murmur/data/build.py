@@ -114,7 +114,7 @@ def build(
     shards = _shards(work, digest, held_out, order.num_tokens, shard_tokens, token_bytes)
     entries: dict[str, ShardEntry] = {}
     small = order.num_tokens <= shard_tokens
-    for shard, entry in zip(shards, _beside(_write_shard, shards, 1 if small else processes), strict=True):
+    for shard, entry in zip(shards, _parallel_map(_write_shard, shards, 1 if small else processes), strict=True):
         entries[shard.name] = entry
         on_shard(len(entries), len(shards))
     _write_index(out, codec, entries)
@@ -183,7 +183,7 @@ def _tokenise(
                 num_bytes += size
                 on_text(num_bytes)
 
-    for _ in _beside(write_run, missing(), processes):
+    for _ in _parallel_map(write_run, missing(), processes):
         pass
     return found
 
@@ -408,7 +408,7 @@ def _tokens(shard: _Shard) -> NDArray[np.unsignedinteger]:
 # --- processes ---------------------------------------------------------------------------------------------------
 
 
-def _beside(work: Callable[[J], R], jobs: Iterable[J], processes: int) -> Iterator[R]:
+def _parallel_map(work: Callable[[J], R], jobs: Iterable[J], processes: int) -> Iterator[R]:
     """work(job) of every job, in order, by so many processes, which are few jobs ahead of the caller."""
     jobs = iter(jobs)
     head = list(islice(jobs, 2))

@@ -42,7 +42,7 @@ def export(
             f"the tokenizer ends a document by token {tokenizer.end}, the model's vocabulary has "
             f"{states.spec.model.vocabulary}: this is not the run's tokenizer"
         )
-    with beside(folder) as partial:
+    with partial_beside(folder) as partial:
         work = partial / "work"
         named, state = rebuilt(states, round, work)
         origin = write(partial, states.id, states.spec, named, state, tokenizer, dtype, shard_bytes, tell)
@@ -97,7 +97,7 @@ def write(
 
 
 @contextmanager
-def beside(folder: Path) -> Iterator[Path]:
+def partial_beside(folder: Path) -> Iterator[Path]:
     """Yield an empty DIR.partial that becomes `folder` when the block succeeds, and is removed otherwise; remains of a
     killed process are removed first.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gauntlet.agreement import Tip
 from murmur.node.chain.follower import Follower
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.payloads import gather_pinned
 from murmur.node.fetch.sources import Sources
 from murmur.node.state.saved import Snapshot
@@ -88,8 +88,8 @@ class States:
 
     named_by = "validators name it on chain"
 
-    def __init__(self, run: Run, doors: Doors, tell: Callable[[str], None]) -> None:
-        self._follower = Follower(run, doors, Timeline(doors.time))
+    def __init__(self, run: Run, ports: Ports, tell: Callable[[str], None]) -> None:
+        self._follower = Follower(run, ports, Timeline(ports.time))
         self._tell = tell
         self._tip: Tip = self._follower.agreement.tip(run)
         self.newest = self._tip.round
@@ -185,7 +185,7 @@ class States:
         """Take the outer steps from `start` on. Raises OutOfSync where the result differs from the chain's digest."""
         follower, layout = self._follower, self.run.layout
         heads = [(step.round, step.head) for step in steps]
-        run = adopted(follower.run, heads, follower.doors, {}, follower.time)
+        run = adopted(follower.run, heads, follower.ports, {}, follower.time)
         todo = [_Step(step.round, run.spec_at(step.round), step.contributing) for step in steps]
         rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -212,7 +212,7 @@ class States:
             step.round,
             step.pairs,
             sources,
-            follower.doors.verify,
+            follower.ports.verify,
             follower.transfer_seconds(len(step.pairs)),
             payloads,
             follower.time,

@@ -194,14 +194,14 @@ def mapped(folder: Path, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> d
 def _digest(leaf: Callable[[Section], Digest], plan: Plan, outer: OuterState, told: Told) -> Digest:
     leaves: list[Digest] = []
     done, total = 0, sum(section.size for section in plan.sections)
-    for section, found in zip(plan.sections, _beside(leaf, plan.sections), strict=True):
+    for section, found in zip(plan.sections, _parallel_map(leaf, plan.sections), strict=True):
         leaves.append(found)
         done += section.size
         told(done, total)
     return merkle.root([*leaves, merkle.leaf(outer.encode())])
 
 
-def _beside(leaf: Callable[[Section], Digest], sections: Iterable[Section]) -> Iterator[Digest]:
+def _parallel_map(leaf: Callable[[Section], Digest], sections: Iterable[Section]) -> Iterator[Digest]:
     """Yield the results in order, computed on as many threads as torch uses: hashing and files release the
     interpreter's lock."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:

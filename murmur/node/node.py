@@ -17,7 +17,7 @@ from gauntlet.agreement import Agreed, Tip, moved
 from gauntlet.commitment import commitment
 from murmur.node.chain.follower import Follower
 from murmur.node.chain.subnet_terms import SubnetTerms
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.opening import Opened
 from murmur.node.fetch.payloads import Lacking, gather_pinned, prefetch
 from murmur.node.state.node_state import NodeState
@@ -83,13 +83,13 @@ class _Decision:
 class Node(Follower):
     """One node of a run. Not thread-safe."""
 
-    def __init__(self, run: Run, doors: Doors, state: NodeState, *, waits: bool = True) -> None:
+    def __init__(self, run: Run, ports: Ports, state: NodeState, *, waits: bool = True) -> None:
         """waits: for theta_0, until a bucket has it. Raises StorageError otherwise."""
-        super().__init__(run, doors, state.timeline)
+        super().__init__(run, ports, state.timeline)
         self.state = state
         self._terms = SubnetTerms(state.events)
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
-        self.backoff = Backoff(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
+        self.backoff = Backoff(ports.bucket, round_seconds, lambda: self.clock.round_at(self.head()), ports.time)
         self._likely: frozenset[PeerId] = frozenset()
         """The contributors of the last selection."""
         self._decision: _Decision | None = None
@@ -123,13 +123,13 @@ class Node(Follower):
 
     def look_at_terms(self, round: int) -> None:
         """Log and emit changes of the chain's terms."""
-        self._terms.look(self.doors.chain, self.run, round)
+        self._terms.look(self.ports.chain, self.run, round)
 
     def abort_unfinished(self) -> None:
         """Abort uploads (payloads, mirrors, checkpoints) that an earlier process left unfinished. The server keeps
         their parts and bills them, and no node can use them. The bucket is this hotkey's alone."""
         try:
-            self.doors.bucket.abort_unfinished("", timeout_seconds=ABORT_SECONDS)
+            self.ports.bucket.abort_unfinished("", timeout_seconds=ABORT_SECONDS)
         except StorageError as fault:
             logger.warning(
                 "could not remove unfinished uploads of an earlier start from our bucket: {fault}", fault=str(fault)
@@ -193,7 +193,7 @@ class Node(Follower):
             contributing = tuple((each.peer, each.envelope) for each in opened)
             state.expect(round, self.run.spec_at(round).outer, contributing, opened)
         self._guess_seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
-        self._decision = _Decision(partial(self._decide_beside, round), self.time)
+        self._decision = _Decision(partial(self._decide_in_background, round), self.time)
         self.prefetch(round)
         return True
 
@@ -206,7 +206,7 @@ class Node(Follower):
         """Whether the expected round's decision is known, right or wrong. Never waits."""
         return self._decision is not None and self._decision.is_known()
 
-    def _decide_beside(self, round: int) -> Agreed:
+    def _decide_in_background(self, round: int) -> Agreed:
         """Return the decision; runs in a thread of its own."""
         self.state.replica.digest()  # computed now, ready for the confirmation
         return self._decided(round)
@@ -230,7 +230,7 @@ class Node(Follower):
 
     def _gather_now(self, round: int, contributing: Sequence[tuple[PeerId, Digest]], head: int) -> list[Opened]:
         """Gather these submissions from their owners and mirrors. Raises Lacking."""
-        self.state.lay_out_own(self.me, round)
+        self.state.link_own_payload(self.me, round)
         spec, clock = self.run.spec_at(round), self.run.first.clock
         left = max(LOOK_BLOCKS, self.clock.reveal_deadline(round) - head) * clock.block_seconds
         return gather_pinned(
@@ -239,7 +239,7 @@ class Node(Follower):
             round,
             contributing,
             self.sources(),
-            self.doors.verify,
+            self.ports.verify,
             left,
             self.state.cache,
             self.time,
@@ -272,7 +272,7 @@ class Node(Follower):
             logger.warning("round {round} cannot be followed directly: {why}", round=state.saved.round, why=why)
         self._tried = newest
         self.stop_prefetch()
-        state.take_back()
+        state.undo_outer_step()
         settle(self, state)
         since, link, before = state.saved.vain_from, state.saved.link, state.saved.tip
         tip = before
@@ -322,7 +322,7 @@ class Node(Follower):
         try:
             for _, newest in islice(records.back(), 1):
                 told = [(newest.round, newest.head)]
-                follow(self, self.state, adopted(self.run, told, self.doors, self.state.store.run.read, self.time))
+                follow(self, self.state, adopted(self.run, told, self.ports, self.state.store.run.read, self.time))
         except (StorageError, OutOfSync) as fault:
             logger.debug("cannot find out which amendments are in force: {fault}", fault=str(fault))
         return self.run.head != head
@@ -339,7 +339,7 @@ class Node(Follower):
             seconds = self._guess_seconds
             self.state.apply(round, spec, decision, opened)
         else:
-            self.state.take_back()
+            self.state.undo_outer_step()
             with self.timeline.begin("download") as download:
                 opened = self.gather(decision) if decision.selection else []
             with self.timeline.begin("apply") as apply:
@@ -365,7 +365,7 @@ class Node(Follower):
         OutOfSync after a whole round: then only a checkpoint helps."""
         selection = decision.selection
         assert selection is not None
-        self.state.lay_out_own(self.me, selection.round)
+        self.state.link_own_payload(self.me, selection.round)
         spec = self.run.spec_at(selection.round)
         give_up = self.time.now() + spec.clock.round_blocks * spec.clock.block_seconds
         pause, said = 0.2, frozenset[PeerId]()
@@ -378,7 +378,7 @@ class Node(Follower):
                     selection.round,
                     selection.contributing,
                     sources,
-                    self.doors.verify,
+                    self.ports.verify,
                     self.transfer_seconds(len(selection.contributing)),
                     self.state.cache,
                     self.time,
@@ -400,7 +400,7 @@ class Node(Follower):
         self.stop_prefetch()
         try:
             last, head = self.clock.commit_deadline(round), self.head()
-            peers = self.doors.chain.peers(min(last, head))
+            peers = self.ports.chain.peers(min(last, head))
             timeout = self.seconds_until(self.clock.vote_deadline(round))
         except ChainError as fault:
             logger.debug("round {round}: cannot fetch payloads early: {fault}", round=round, fault=str(fault))
@@ -425,7 +425,7 @@ class Node(Follower):
                 round,
                 first,
                 self.sources(min(last, head)),
-                self.doors.verify,
+                self.ports.verify,
                 timeout,
                 self.state.cache,
                 self.timeline.begin("prefetch").end,

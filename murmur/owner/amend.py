@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.sources import sources_as_of
 from murmur.node.sync.amendments import MAX_AMENDMENTS, Reader, owner_slot
 from murmur.owner.records import records, stated
@@ -39,17 +39,17 @@ class Standing:
         return self.run.amended(self.pending)
 
 
-def standing(run: Run, doors: Doors) -> Standing:
+def standing(run: Run, ports: Ports) -> Standing:
     """Return the owner's current standing. `run`: with all amendments settled by now
     (murmur.node.sync.amendments.settled). Raises ChainError."""
-    clock, block = run.clock, doors.chain.finalized().block
-    peers = doors.chain.peers(block)
+    clock, block = run.clock, ports.chain.finalized().block
+    peers = ports.chain.peers(block)
     slot = owner_slot(run.first.owner_id, peers)
     named = slot.amendment if slot is not None else None
     known = {run.id, *(amendment.digest for amendment in run.amendments)}
     if named is None or named in known:
         return Standing(block, run, (), None, slot)
-    reader = Reader(run.first.owner_id, sources_as_of(run, block, peers, doors.open_pointer), {}, MAX_AMENDMENTS, REAL)
+    reader = Reader(run.first.owner_id, sources_as_of(run, block, peers, ports.open_pointer), {}, MAX_AMENDMENTS, REAL)
     try:
         previous, fresh = reader.chain(named, known)
     except (StorageError, InvalidMessage) as fault:
@@ -57,7 +57,7 @@ def standing(run: Run, doors: Doors) -> Standing:
     if previous != run.head:
         return Standing(block, run, (), "it does not build on the last settled amendment", slot)
     last = clock.start(clock.round_at(block)) - 1 if block >= clock.start(0) else -1
-    followed = _followed(run, doors, block)
+    followed = _followed(run, ports, block)
     if followed in {amendment.digest for amendment in fresh}:
         # The chain of selections shows amendments whose slot this chain node has pruned.
         at = next(number for number, amendment in enumerate(fresh, 1) if amendment.digest == followed)
@@ -76,12 +76,12 @@ def standing(run: Run, doors: Doors) -> Standing:
     return Standing(block, run, tuple(pending), None, slot)
 
 
-def _followed(run: Run, doors: Doors, block: int) -> Digest | None:
+def _followed(run: Run, ports: Ports, block: int) -> Digest | None:
     """Return the head of the newest agreed selection; None where there is none, or none can be fetched."""
-    if (newest := stated(run, doors, block)) is None:
+    if (newest := stated(run, ports, block)) is None:
         return None
     try:
-        return next((selection.head for _, selection in records(run, doors, block, newest.link)), None)
+        return next((selection.head for _, selection in records(run, ports, block, newest.link)), None)
     except StorageError:
         return None
 

@@ -13,7 +13,7 @@ from threading import Lock
 
 from murmur.data.index import INDEX
 from murmur.data.shards import Shards
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.sync.amendments import owner_slot
 from murmur.protocol import keys
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, StorageError
@@ -134,45 +134,45 @@ def _insist(work: Callable[[], None]) -> None:
             time.sleep(FIRST_PAUSE_SECONDS * 2**tried)
 
 
-def own_slot(doors: Doors) -> Slot | None:
+def own_slot(ports: Ports) -> Slot | None:
     """Return the owner's slot as of the final head. Raises ConfigError for a hotkey that is not registered."""
-    peers = doors.chain.peers(doors.chain.finalized().block)
-    if all(peer.id != doors.signer.peer for peer in peers):
+    peers = ports.chain.peers(ports.chain.finalized().block)
+    if all(peer.id != ports.signer.peer for peer in peers):
         raise ConfigError(
             "the owner's hotkey is not registered on this subnet, so it has no slot to name a run in: btcli subnet "
             "register, or name another wallet or netuid"
         )
-    return owner_slot(doors.signer.peer, peers)
+    return owner_slot(ports.signer.peer, peers)
 
 
-def announce(doors: Doors, document: bytes, require: Callable[[], None] = lambda: None) -> int:
+def announce(ports: Ports, document: bytes, require: Callable[[], None] = lambda: None) -> int:
     """Upload a spec or an amendment and name it in the owner's slot; return the block that has it.
 
     The rest of the slot stays: the owner may be a miner or a validator too. `require` is called in between, since a
-    bucket may take minutes. Raises the errors of `require` and of the doors.
+    bucket may take minutes. Raises the errors of `require` and of the ports.
     """
-    digest = put(doors, document)
+    digest = put(ports, document)
     require()
-    return name(doors, digest)
+    return name(ports, digest)
 
 
-def put(doors: Doors, document: bytes) -> Digest:
+def put(ports: Ports, document: bytes) -> Digest:
     """Upload a spec or an amendment; return its digest. Raises StorageError and ConfigError, as `upload`."""
     digest = Digest(sha256(document).digest())
-    _insist(lambda: doors.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
+    _insist(lambda: ports.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
     return digest
 
 
-def name(doors: Doors, digest: Digest) -> int:
+def name(ports: Ports, digest: Digest) -> int:
     """Name an uploaded document in the owner's slot; return the block that has it."""
-    slot = own_slot(doors)
-    return doors.chain.publish(encode_slot(doors.pointer, slot.statement if slot else None, digest))
+    slot = own_slot(ports)
+    return ports.chain.publish(encode_slot(ports.pointer, slot.statement if slot else None, digest))
 
 
-def await_named(doors: Doors, digest: Digest, block: int) -> None:
+def await_named(ports: Ports, digest: Digest, block: int) -> None:
     """Wait until `block` is final, and raise ConfigError unless the owner's slot names the document then."""
-    doors.chain.wait(block, FINAL_SECONDS)
-    slot = own_slot(doors)
+    ports.chain.wait(block, FINAL_SECONDS)
+    slot = own_slot(ports)
     if slot is None or slot.amendment != digest:
         raise ConfigError(
             f"the owner's slot does not name the post of block {block}: another program with this hotkey has "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, refs_named, vote_weights
 from murmur.node.chain.agreement import Agreement
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.sources import sources_as_of
 from murmur.node.sync.selection_chain import SelectionChain, Tell
 from murmur.protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
@@ -25,15 +25,15 @@ class Stated:
     share: float
 
 
-def stated(run: Run, doors: Doors, block: int) -> Stated | None:
+def stated(run: Run, ports: Ports, block: int) -> Stated | None:
     """Return the newest state that at least half of the counted stake names, of the rounds decided by the final
     `block`.
 
     None before any validator has spoken, or when the last votes are so old that the chain's nodes have pruned them.
     Raises ChainError.
     """
-    agreement = Agreement(doors.chain)
-    voted = run.clock.round_at(last_wrote(doors.chain.peers(block))) + MEMORY_ROUNDS
+    agreement = Agreement(ports.chain)
+    voted = run.clock.round_at(last_wrote(ports.chain.peers(block))) + MEMORY_ROUNDS
     newest = min(run.clock.decided_before(block + 1), voted)
     for round in range(newest, -1, -1):
         try:
@@ -50,19 +50,19 @@ def stated(run: Run, doors: Doors, block: int) -> Stated | None:
 
 
 def records(
-    run: Run, doors: Doors, block: int, link: Digest, tell: Tell | None = None
+    run: Run, ports: Ports, block: int, link: Digest, tell: Tell | None = None
 ) -> Iterator[tuple[Digest, Selection]]:
     """Yield every agreed selection with its link, from the one at `link` back to the first
     (murmur/node/sync/selection_chain.py). Raises StorageError where no source has the next one."""
-    sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
+    sources = sources_as_of(run, block, ports.chain.peers(block), ports.open_pointer)
     below = run.clock.round_at(block) + 1
     try:
-        yield from SelectionChain(run.id, sources, link, below, doors.time, tell).back()
+        yield from SelectionChain(run.id, sources, link, below, ports.time, tell).back()
     except OutOfSync as fault:
         raise StorageError(str(fault)) from None
 
 
-def was_agreed(run: Run, doors: Doors, round: int) -> bool:
+def was_agreed(run: Run, ports: Ports, round: int) -> bool:
     """Whether any peer was selected in the decided `round`. Raises ChainError, with code StatePruned where this chain
     node has pruned it."""
-    return Agreement(doors.chain).outcome(run, round).agreed.selection is not None
+    return Agreement(ports.chain).outcome(run, round).agreed.selection is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from murmur.data.index import INDEX, ShardEntry, leaves_bytes
 from murmur.data.shards import Shards, Split
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.fetch.sources import Sources
 from murmur.node.observe import reader
@@ -37,19 +37,19 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     home: an empty folder. with_data: whether the shards were uploaded; without, only the index is checked. Raises
     ConfigError for faults that would stop a joiner, StorageError, ChainError.
     """
-    doors, run = reader.open_run(config, home)
+    ports, run = reader.open_run(config, home)
     if run.id != expected:
         raise ConfigError(
             f"the owner's slot leads to run {run.id.hex()[:16]}, but {expected.hex()[:16]} was published: "
             "another program with this hotkey has overwritten the slot. Run the same command again"
         )
     yield f"spec: the owner's slot leads to run {run.first.name} ({run.id.hex()[:16]})"
-    bucket = _bucket(run, doors)
+    bucket = _bucket(run, ports)
     num_bytes = _theta(run, bucket, home, tell)
     yield f"theta_0: {num_bytes:,} bytes, all correct"
-    copies = RemoteShards(run, doors, home / INDEX)
+    copies = RemoteShards(run, ports, home / INDEX)
     shards = (
-        open_data(config, run, doors, home)
+        open_data(config, run, ports, home)
         if with_data
         else Shards.open(home / "index", index_digest=run.first.data.index_digest, remote=copies)
     )
@@ -66,9 +66,9 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     yield f"data: the index, {entries} shards of the right size, pages at both ends of both splits verified"
 
 
-def _bucket(run: Run, doors: Doors) -> RangedBucket:
-    peers = doors.chain.peers(doors.chain.finalized().block)
-    opener = Sources(peers, doors.open_pointer).bucket_of(run.first.owner_id)
+def _bucket(run: Run, ports: Ports) -> RangedBucket:
+    peers = ports.chain.peers(ports.chain.finalized().block)
+    opener = Sources(peers, ports.open_pointer).bucket_of(run.first.owner_id)
     if opener is None:
         raise ConfigError("the owner's slot names no bucket: publish the run again")
     return opener()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gauntlet.agreement import COPIES
-from murmur.node.fetch.threads import FETCH_THREADS, OPEN_THREADS, PART_THREADS, PREFETCH_THREADS, beside_each_other
+from murmur.node.fetch.threads import FETCH_THREADS, OPEN_THREADS, PART_THREADS, PREFETCH_THREADS, parallel_fetches
 from murmur.protocol.merkle import SECTION_BYTES
 from murmur.protocol.spec import WINDOW_MARGIN_BLOCKS, ClockSpec, RunSpec, TrainingSpec
 from murmur.training.memory import PLACE_BYTES, Role, Trainer
@@ -284,7 +284,7 @@ class Setting(TrainerSetting):
     def gathered_first(self) -> int:
         """Payloads that a validator has read when it has all contributors', in the book's order, best first. Concurrent
         downloads share the link and complete together (murmur/node/fetch/payloads.py)."""
-        row = beside_each_other(self.sizes.contributors)
+        row = parallel_fetches(self.sizes.contributors)
         return min(self.sizes.gathered, row * -(-self.sizes.contributors // row))
 
     @property

@@ -1,4 +1,4 @@
-"""The two doors to the outside, Chain and Bucket, the signing port, and the node's time. An in-memory fake can replace
+"""The two ports to the outside, Chain and Bucket, the signing port, and the node's time. An in-memory fake can replace
 everything behind them, and one contract suite runs on every implementation.
 
 All calls block; every one has a hard time-out and raises ChainError or StorageError instead of hanging.

@@ -96,7 +96,7 @@ class ValidatorShelf:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.state, self.run, self.time = node.state, node.run.id, node.time
-        self.bucket, self.signer, self.verify = node.doors.bucket, node.doors.signer, node.doors.verify
+        self.bucket, self.signer, self.verify = node.ports.bucket, node.ports.signer, node.ports.verify
         self.document_key = keys.checkpoints(node.run.id)
 
     def files(self, round: int) -> RangedBucket:
@@ -167,7 +167,7 @@ class Checkpoints:
             logger.warning("cannot make a checkpoint now: {fault}", fault=str(fault))
             return
         if work is not None:
-            self._task = self.shelf.time.start(partial(self._beside, work), "checkpoint")
+            self._task = self.shelf.time.start(partial(self._in_background, work), "checkpoint")
 
     def settle(self, seconds: float) -> None:
         """Wait for the present task, at most so long."""
@@ -211,7 +211,7 @@ class Checkpoints:
 
     # --- background tasks --------------------------------------------------------------------------------------
 
-    def _beside(self, work: Callable[[], None]) -> None:
+    def _in_background(self, work: Callable[[], None]) -> None:
         try:
             work()
         except (MurmurError, OSError) as fault:

@@ -45,7 +45,7 @@ class Collector:
         """Every registered hotkey as of block D."""
         last = self.node.clock.commit_deadline(round)
         self.node.wait_for(last, f"the commitments of round {round}")
-        return self.node.doors.chain.peers(last)
+        return self.node.ports.chain.peers(last)
 
     def collect(self, round: int, at_commit: Sequence[Peer], book: ScoreBook) -> list[Gathered]:
         """What every peer left: its sealed bytes, and its key if one was readable before block V was final; the book's
@@ -56,7 +56,7 @@ class Collector:
         with node.state.timeline.begin("gather") as watch:
             sealed, reveals = self.fetch(round, promised, book)
         node.wait_for(reveal_deadline, f"the keys of round {round}")
-        at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_deadline)}
+        at_reveal = {peer.id: peer for peer in node.ports.chain.peers(reveal_deadline)}
         gathered = []
         for peer in at_commit:
             found = sealed.get(peer.id)
@@ -86,7 +86,7 @@ class Collector:
         """Sealed objects and keys of these peers, as far as there is time for them."""
         node, clock, run = self.node, self.node.clock, self.node.run.id
         last, reveal_deadline = clock.commit_deadline(round), clock.reveal_deadline(round)
-        order, sources = in_order(book, promised, node.doors.chain.header(last).hash), node.sources(last)
+        order, sources = in_order(book, promised, node.ports.chain.header(last).hash), node.sources(last)
 
         def seconds_left() -> float:
             return node.seconds_until(reveal_deadline)
@@ -97,7 +97,7 @@ class Collector:
             round,
             [(peer, promised[peer]) for peer in order],
             sources,
-            node.doors.verify,
+            node.ports.verify,
             seconds_left=seconds_left,
             cache=node.state.cache,  # what is selected is not fetched again
             time=node.time,
@@ -108,7 +108,7 @@ class Collector:
                 round,
                 order,
                 sources,
-                node.doors.verify,
+                node.ports.verify,
                 seconds_left=seconds_left,
                 cache=node.state.cache,
                 time=node.time,

@@ -10,7 +10,7 @@ from typing import Any
 from loguru import logger
 
 from murmur.data.shards import Shards
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import open_threads
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import SealedRound
@@ -137,7 +137,7 @@ class RoundWork:
                 if upload is not None:
                     upload.ready(end)
 
-            beside(add, sealing.sections, open_threads(state.first), self.time)
+            parallel_map(add, sealing.sections, open_threads(state.first), self.time)
             sealing.finish()
         with state.timeline.begin("save"):
             object, loss = state.store.write(sealing.object), self.claims.get("loss")

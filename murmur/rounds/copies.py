@@ -121,9 +121,9 @@ class Copier(ABC):
         """Copy for `seconds` from now on."""
         self._until = self.node.time.now() + seconds
         if self._task is None or not self._task.is_alive():
-            self._task = self.node.time.start(self._beside, "copies")
+            self._task = self.node.time.start(self._in_background, "copies")
 
-    def _beside(self) -> None:
+    def _in_background(self) -> None:
         time = self.node.time
         while time.now() < self._until:
             self._hear(min(self._pause / 2, HEAR_SECONDS))
@@ -139,7 +139,7 @@ class Copier(ABC):
         assert sources is not None
         asked = [peer for peer in self._ask(sources) if peer != node.me]
         self._looks += 1
-        heard = hear_wanted(node.run.id, asked, sources, node.doors.verify, seconds, node.time)
+        heard = hear_wanted(node.run.id, asked, sources, node.ports.verify, seconds, node.time)
         with self._changed:
             self._wanted |= heard
 
@@ -224,7 +224,7 @@ class ValidatorCopies(Copier):
         """Serve these submissions of `round`, which we have, and the payloads applied before. Starts copying and
         returns at once."""
         node, last, clock = self.node, self.node.clock.commit_deadline(round), self.node.run.first.clock
-        sources, commit_hash, applied = node.sources(last), node.doors.chain.header(last).hash, self._applied()
+        sources, commit_hash, applied = node.sources(last), node.ports.chain.header(last).hash, self._applied()
         with self._changed:
             held = {place: _both(self._held.get(place), found) for place, found in applied.items()}
             self._turn_to(round, sources, held)

@@ -45,12 +45,12 @@ class Miner:
 
     def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
         self.node, self.speculates = node, speculates
-        self.work = RoundWork(node.state, shards, node.doors.bucket, node.doors.signer, node.time)
+        self.work = RoundWork(node.state, shards, node.ports.bucket, node.ports.signer, node.time)
         self.outcomes = Outcomes(node)
-        self.answers = RepairAnswers(node, Mirror(node.doors.bucket, node.run.id, node.time))
+        self.answers = RepairAnswers(node, Mirror(node.ports.bucket, node.run.id, node.time))
         self.finished = -1
         """The last round in which we have nothing more to publish."""
-        self.aside: Task | None = None
+        self.finishing: Task | None = None
         """Work of the last round for which nothing waits: claims, cleaning up, our result."""
 
     def run(self) -> None:
@@ -107,7 +107,7 @@ class Miner:
         self.finished = round
         node.prefetch(round)
         node.state.save_own()
-        self.set_aside(round, counts)
+        self.finish_in_background(round, counts)
         self.work.fetch_ahead(partial(self.pages, round + 1))
 
     def follow(self, round: int) -> None:
@@ -117,12 +117,12 @@ class Miner:
             raise RoundOver
         self.node.look_at_terms(round)
 
-    def set_aside(self, round: int, counts: bool) -> None:
+    def finish_in_background(self, round: int, counts: bool) -> None:
         """Run tasks in the background that the next round does not need."""
-        if self.aside is not None:
-            self.aside.join()  # its time is up since X
+        if self.finishing is not None:
+            self.finishing.join()  # its time is up since X
 
-        def beside() -> None:
+        def finish() -> None:
             try:
                 if counts:
                     self.report(round)
@@ -132,7 +132,7 @@ class Miner:
                 logger.warning("round {round}: {fault}; nothing of it counts", round=round, fault=str(fault))
 
         self.answers.answer(round)
-        self.aside = self.node.time.start(beside, "aside")
+        self.finishing = self.node.time.start(finish, "aside")
 
     def pages(self, round: int) -> tuple[Page, ...]:
         """Return the pages assigned to us, drawn from the hash of block D of the round before."""
@@ -268,7 +268,7 @@ class Miner:
 
         node, last = self.node, self.node.clock.commit_deadline(round)
         node.wait_for(last, f"the end of round {round}'s commit window")
-        promises = (commitment(peer, round, last) for peer in node.doors.chain.peers(last) if peer.id == node.me)
+        promises = (commitment(peer, round, last) for peer in node.ports.chain.peers(last) if peer.id == node.me)
         return self.commitment(round, sealed) in promises
 
     def commitment(self, round: int, sealed: SealedRound) -> Commitment:
@@ -281,12 +281,12 @@ class Miner:
         node = self.node
         last = node.clock.commit_deadline(round)
         with node.state.timeline.begin("reveal"):
-            proof = node.state.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
+            proof = node.state.replica.sync_proof(node.ports.chain.header(last).hash, node.me)
             unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
-            reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))
+            reveal = replace(unsigned, signature=node.ports.signer.sign(unsigned.signed_part))
             deadline = max(1.0, node.seconds_until(node.clock.reveal_deadline(round)))
             publish(
-                node.doors.bucket,
+                node.ports.bucket,
                 keys.reveal(node.run.id, round),
                 reveal.encode(),
                 timeout_seconds=deadline,
@@ -300,15 +300,15 @@ class Miner:
         node = self.node
         if not self.work.claims:
             return  # we restarted with the work already sealed: nothing was measured
-        document = encode_document("peer", node.run.id, round, self.work.claims, node.doors.signer)
+        document = encode_document("peer", node.run.id, round, self.work.claims, node.ports.signer)
         key = keys.peer_report(node.run.id, round)
-        publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
+        publish(node.ports.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
 
     def clean_up(self, round: int) -> None:
         """Delete our objects and copies of rounds that joiners do not need any more: the newest checkpoint that most
         validators show decides. Takes no longer than our wait for the round's decision."""
         node, every = self.node, self.node.run.spec_at(round).checkpoint_rounds
-        bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.vote_deadline(round))
+        bucket, until = node.ports.bucket, node.time.now() + node.seconds_until(node.clock.vote_deadline(round))
         last = kept_from(every, round, round)
         try:
             if last and self._objects_before(last, until):
@@ -327,6 +327,6 @@ class Miner:
         for key_of in (keys.payload, keys.reveal, keys.peer_report):
             prefix = key_of(node.run.id, 0).removesuffix(f"{0:08d}")
             left = seconds_until(until, node.time)
-            listed = node.doors.bucket.list(prefix, max_keys=1000, timeout_seconds=left)
+            listed = node.ports.bucket.list(prefix, max_keys=1000, timeout_seconds=left)
             found += [key for key in listed if key < key_of(node.run.id, round)]
         return found

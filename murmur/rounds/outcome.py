@@ -60,10 +60,10 @@ class Outcomes:
     def _tell(self, round: int, contributed: Sequence[PeerId], seconds: float) -> None:
         node, run = self.node, self.node.run
         last, head = node.clock.commit_deadline(round), node.head()
-        at_commit, peers = node.doors.chain.peers(last), node.doors.chain.peers(head)
+        at_commit, peers = node.ports.chain.peers(last), node.ports.chain.peers(head)
         active = who_committed(at_commit, round, last)
         asked = mirrors(run, head, peers)[:ASKED]
-        found = Reports(run, node.doors, node.sources(head)).of(round, asked, seconds)
+        found = Reports(run, node.ports, node.sources(head)).of(round, asked, seconds)
         found = {one: report for one, report in found.items() if node.me in report.rows}
         outcome, why = self._outcome(round, active, contributed, found)
         spec = run.spec_at(round).gauntlet

@@ -38,8 +38,8 @@ class Pay:
         round."""
         node, spec = self.node, self.node.run.spec_at(round)
         head = node.head()
-        peers = node.doors.chain.peers(head)
-        uids = lasting(node.doors.chain.peers(node.clock.commit_deadline(round)), peers)
+        peers = node.ports.chain.peers(head)
+        uids = lasting(node.ports.chain.peers(node.clock.commit_deadline(round)), peers)
         by_uid = weights(book, ranking, uids, spec.owner_id, spec.gauntlet)
         shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
         me = next((peer for peer in peers if peer.id == node.me), None)
@@ -92,7 +92,7 @@ class Pay:
         held, waiting = self.node.state, list[SentWeights]()
         for sent in held.saved.unread:
             try:
-                row = row_of(self.node.doors.chain, self.node.me, sent.set_in)
+                row = row_of(self.node.ports.chain, self.node.me, sent.set_in)
                 if row is UnseenReason.WAITING:
                     waiting.append(sent)
                 elif not isinstance(row, UnseenReason):
@@ -112,7 +112,7 @@ class Pay:
         if not wrong:
             node.state.events.emit("weights_standing", sent.round, set_in=sent.set_in, block=block)
             return
-        me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
+        me = next((peer for peer in node.ports.chain.peers(block) if peer.id == node.me), None)
         if me is not None and not me.validates:
             why = "this hotkey had lost its validator permit by then: it needs more stake"
         else:

@@ -32,7 +32,7 @@ class Retention:
         self.checkpoints.look()
         if selection is not None:
             key, data = keys.selection(node.run.id, link_of(selection)), encode_selection(selection)
-            node.doors.bucket.put(key, data, timeout_seconds=node.transfer_seconds(1))
+            node.ports.bucket.put(key, data, timeout_seconds=node.transfer_seconds(1))
 
     def keep(self, round: int) -> float | None:
         """Keep our objects for joiners: checkpoints and mirrors of recent rounds. Then return the held-out loss (nats a

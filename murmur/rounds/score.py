@@ -8,7 +8,7 @@ from loguru import logger
 from gauntlet import book
 from gauntlet.agreement import Agreed
 from gauntlet.book import RoundOutcome, ScoreBook
-from gauntlet.checks import Checked, Doors, Gathered
+from gauntlet.checks import Checked, CheckFunctions, Gathered
 from gauntlet.commitment import is_judged, who_committed
 from gauntlet.evaluation import Evaluation
 from gauntlet.judge import Judge, Model
@@ -16,7 +16,7 @@ from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.report import Paid, round_report
 from gauntlet.selection import Ranking
 from murmur.data.shards import Shards
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import open_threads
 from murmur.node.node import Node
 from murmur.node.state.payload_history import PayloadHistory
@@ -87,21 +87,21 @@ class Scores:
         """Return the rules of the round, by the present book."""
         node, (known, commit_hash) = self.node, self._commit
         if known != round:
-            commit_hash = node.doors.chain.header(node.clock.commit_deadline(round)).hash
+            commit_hash = node.ports.chain.header(node.clock.commit_deadline(round)).hash
             self._commit = round, commit_hash
         return Judge(node.run.spec_at(round), node.run.id, round, commit_hash, self.book)
 
     def checks(self, round: int, gathered: Sequence[Gathered]) -> Checked:
         """Run the fast checks on these bytes."""
         node, judge = self.node, self.judge(round)
-        doors = Doors(
-            node.doors.verify,
+        functions = CheckFunctions(
+            node.ports.verify,
             lambda envelope, key, data: unseal(envelope, key, data),
-            lambda each, items: beside(each, items, open_threads(judge.spec), node.time),
+            lambda each, items: parallel_map(each, items, open_threads(judge.spec), node.time),
         )
         replica, earlier = node.state.replica, judge.compared()
         model = Model(replica.digest(), lambda peer: replica.sync_proof(judge.commit_hash, peer), replica.outer)
-        return judge.check(model, gathered, doors, self.memory.sketches(earlier.names, earlier.sample))
+        return judge.check(model, gathered, functions, self.memory.sketches(earlier.names, earlier.sample))
 
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
         """Return why this round says nothing about the peers; None if it does."""
@@ -143,7 +143,7 @@ class Scores:
         peers."""
         node, clock, replica = self.node, self.node.clock, self.node.state.replica
         sample_hash = node.wait_for(clock.sample_block(round), f"the samples of round {round}").hash
-        page_hash = node.doors.chain.header(clock.page_block(round)).hash
+        page_hash = node.ports.chain.header(clock.page_block(round)).hash
         judge = self.judge(round)
         drawn = judge.draw(checked, ranking, sample_hash, node.me)
         miners = {peer.id for peer in at_commit if is_judged(peer, judge.spec.owner_id)}
@@ -208,10 +208,10 @@ class Scores:
         judgement. If that fails, the round continues without it."""
         node, round, spec = self.node, outcome.round, self.node.run.spec_at(outcome.round)
         report = round_report(outcome, seen.at_commit, seen.gathered, ranking, before, self.book, paid, unobserved)
-        data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.doors.signer)
+        data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.ports.signer)
         try:
             publish(
-                node.doors.bucket,
+                node.ports.bucket,
                 keys.report(node.run.id, round),
                 data,
                 timeout_seconds=node.transfer_seconds(1),

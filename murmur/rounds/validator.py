@@ -37,7 +37,7 @@ class Validator:
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node = node
-        mirror = Mirror(node.doors.bucket, node.run.id, node.time)
+        mirror = Mirror(node.ports.bucket, node.run.id, node.time)
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
         self.copies = ValidatorCopies(node, mirror)
@@ -66,7 +66,7 @@ class Validator:
         slot = me.slot if me is not None else None
         statement = slot.statement if slot is not None else None
         vote = abstention(0) if node.head() < node.clock.commit_deadline(0) else statement
-        if slot is None or slot.pointer != node.doors.pointer or statement != vote:
+        if slot is None or slot.pointer != node.ports.pointer or statement != vote:
             node.post(vote)
 
     def play(self, round: int) -> None:

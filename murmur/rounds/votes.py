@@ -47,7 +47,7 @@ class Votes:
         rules = node.run.spec_at(round).gauntlet
         self.seen = {peer.id: Gathered(peer) for peer in at_commit} | {item.peer.id: item for item in gathered}
         committed = who_committed(at_commit, round, last)
-        best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
+        best = in_order(self.scores.book, committed, node.ports.chain.header(last).hash)
         likely = best[: rules.contributors + rules.reserve]
         self.lacked = frozenset()
         # If we had no time to ask for a peer's bytes, we know nothing: they may be there.
@@ -74,7 +74,7 @@ class Votes:
         uids = {peer.id: peer.uid for peer in at_commit}
         ours = {uids[peer] for peer in ranking.order}
         self.post(round, state_ref, ours)
-        order = Order(node.run, round, node.doors.chain.header(node.clock.commit_deadline(round)).hash, at_commit)
+        order = Order(node.run, round, node.ports.chain.header(node.clock.commit_deadline(round)).hash, at_commit)
         self.copies.name(round, [order.committed[uid] for uid in order.first(ours)])
         lacking = {uid for peer, uid in uids.items() if uid in order.committed and self._lacks(peer)}
         if lacking and (added := self.add(round, state_ref, lacking, checked, order)):

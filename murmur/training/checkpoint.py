@@ -65,7 +65,7 @@ def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: Fa
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups = [{name: saved.tensors[name] for name in group} for group in _groups(saved.tensors)]
-    written = _beside(lambda group: _write(folder, ".safetensors", _encoded(group), stopped), groups)
+    written = _parallel_map(lambda group: _write(folder, ".safetensors", _encoded(group), stopped), groups)
     files = [
         {"sha256": digest.hex(), "num_bytes": num_bytes, "tensors": list(group)}
         for group, (digest, num_bytes) in zip(groups, written, strict=True)
@@ -102,7 +102,7 @@ def load(
         expected = {name: shapes[name] for name in file.tensors}
         return load_tensors(tensors_path(folder, file.digest), expected, digest=file.digest)
 
-    return Saved({name: tensor for part in _beside(read, files) for name, tensor in part.items()}, facts)
+    return Saved({name: tensor for part in _parallel_map(read, files) for name, tensor in part.items()}, facts)
 
 
 def blobs(folder: Path, digest: Digest) -> tuple[tuple[Digest, Path], ...]:
@@ -263,7 +263,7 @@ def _encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
             yield data[first : first + _WRITE_BYTES]
 
 
-def _beside(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
+def _parallel_map(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
     """Run the work on every item concurrently, results in order: hashing and writing release the interpreter's lock."""
     items = list(items)
     threads = min(torch.get_num_threads(), len(items))

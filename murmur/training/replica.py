@@ -184,22 +184,22 @@ class Replica:
         update = ops.counted(Update(self.layout, packed))
         sent = restrained(update, most(self.outer))
         if sent is not update:
-            ops.give_back(self._errors(), update, sent)
+            ops.restore_to_error_feedback(self._errors(), update, sent)
         return sent
 
-    def give_back(self, update: Update) -> None:
+    def restore_to_error_feedback(self, update: Update) -> None:
         """Return a void round's Delta_hat to the error feedback. The int8 exchange has none: its update is lost."""
         if self.spec.exchange == "sparse":
-            ops.give_back(self._errors(), update)
+            ops.restore_to_error_feedback(self._errors(), update)
             self._has_error = True
         if not self._done.steps:
             self.reset()
 
-    def strike(self, update: Update) -> None:
+    def remove_from_error_feedback(self, update: Update) -> None:
         """Remove an update already sent from an error feedback that dates from before its `compress`. The int8 exchange
         has none."""
         if self.spec.exchange == "sparse":
-            ops.strike(self._errors(), update)
+            ops.remove_from_error_feedback(self._errors(), update)
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The
@@ -244,7 +244,7 @@ class Replica:
             self._trainer.shift(area=self._theta, sign=-1.0)
             self._displaced = True
 
-    def take_back(self) -> None:
+    def undo_outer_step(self) -> None:
         """Undo the last outer step: theta is restored bit for bit. The inner steps made since are kept: `inner_round`
         with `resume` continues them from the theta of that moment.
 

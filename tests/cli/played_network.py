@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.observe.reader import reading
@@ -29,13 +29,13 @@ class Forgetful(FakeChain):
         return super().peers(block)
 
 
-def outside(played: FakeNetwork) -> Doors:
+def outside(played: FakeNetwork) -> Ports:
     return reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
 
 
-def opened(played: FakeNetwork, doors: Doors | None = None) -> OpenedNetwork:
+def opened(played: FakeNetwork, ports: Ports | None = None) -> OpenedNetwork:
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), device="cpu")
-    return OpenedNetwork(config, Path(), doors or outside(played), played.run)
+    return OpenedNetwork(config, Path(), ports or outside(played), played.run)
 
 
 def read_all(source: Network) -> dict[int, dict[str, Any]]:

@@ -220,9 +220,9 @@ def test_a_record_that_cannot_be_read_is_a_gap_and_the_newest_one_a_trouble(how:
 def beating(played: Played, number: int, name: str) -> Heartbeat:
     """A member that beats when it is asked to."""
     ledger = played.ledger(PeerId(bytes([number]) * 32), read_only=False)
-    pulse = Heartbeat(ledger, name, 5.0, f"{number:016x}")
-    pulse.round, pulse.phase = 9, "train"
-    return pulse
+    heartbeat = Heartbeat(ledger, name, 5.0, f"{number:016x}")
+    heartbeat.round, heartbeat.phase = 9, "train"
+    return heartbeat
 
 
 def states(source: Cluster) -> dict[str, str]:
@@ -233,14 +233,14 @@ def test_a_member_is_alive_silent_or_gone_by_its_beats(played: Played) -> None:
     for key in [key for key in played.objects if "/beat/" in key]:
         played.objects.pop(key)
     one, two, three = (beating(played, number, f"lab-{number}") for number in (1, 2, 3))
-    for pulse in (one, two, three):
-        pulse._beat(1.0)
+    for heartbeat in (one, two, three):
+        heartbeat._beat(1.0)
     source = played.source()
 
     def look(*beat: Heartbeat) -> dict[str, str]:
-        for pulse in beat:
-            pulse.step += 1
-            pulse._beat(1.0)
+        for heartbeat in beat:
+            heartbeat.step += 1
+            heartbeat._beat(1.0)
         played.clock.seconds += 10.0
         source._look()
         return states(source)
@@ -270,11 +270,11 @@ def test_a_member_is_alive_silent_or_gone_by_its_beats(played: Played) -> None:
 
 def test_members_that_only_wait_are_no_sign_that_the_run_goes_on(played: Played) -> None:
     """Of a record that is lost for good, or of a checkpoint that never comes."""
-    source, pulse = played.source(), beating(played, 1, "lab-1")
+    source, heartbeat = played.source(), beating(played, 1, "lab-1")
 
     def silent_after(phase: str, steps: int) -> float:
-        pulse.phase, pulse.step = phase, pulse.step + steps
-        pulse._beat(1.0)
+        heartbeat.phase, heartbeat.step = phase, heartbeat.step + steps
+        heartbeat._beat(1.0)
         source._grew -= 1000.0
         played.clock.seconds += 10.0
         source._look()

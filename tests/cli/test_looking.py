@@ -36,10 +36,10 @@ def murmur(
     played: FakeNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Murmur:
     """murmur(*words) -> (exit status, what it printed), over the played network."""
-    doors = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
+    ports = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), data=played.data, device="cpu")
     names = {member.peer: name for name, member in played.members.items()}
-    there = OpenedNetwork(config, tmp_path, doors, played.run, names)
+    there = OpenedNetwork(config, tmp_path, ports, played.run, names)
     monkeypatch.setattr(network, "open_network", lambda program, options: there)
 
     def call(*words: str) -> tuple[int, str]:

@@ -89,8 +89,8 @@ def test_before_the_first_round_it_says_when_that_begins(played: FakeNetwork) ->
         def finalized(self) -> Header:
             return Header(played.clock.start_block - 5, played.world.final and super().finalized().hash, 0.0)
 
-    doors = replace(outside(played), chain=Early(outside(played).chain, played.clock.start_block - 5))
-    source = Network("here", lambda: opened(played, doors))
+    ports = replace(outside(played), chain=Early(outside(played).chain, played.clock.start_block - 5))
+    source = Network("here", lambda: opened(played, ports))
     source._look()
     assert (source.stage().waits_for or "").startswith(
         f"The run begins in block {played.clock.start_block}, in 5 blocks"

@@ -192,12 +192,12 @@ def test_the_walk_back_begins_where_the_run_stands_and_not_where_one_says_that_i
 ) -> None:
     """A validator that speaks alone in the newest round may name whatever it invents. Of what the chain's node has
     forgotten, what most of the stake names now counts."""
-    doors, clock = outside(played), played.clock
-    agreed = Agreement(doors.chain)
+    ports, clock = outside(played), played.clock
+    agreed = Agreement(ports.chain)
     after = {round: agreed.outcome(played.run, round).agreed.link for round in ROUNDS}
     chain = Alone(played.world, PeerId(bytes(32)))
     chain.silent, chain.liar, chain.since = played["one"].peer, played["two"].peer, clock.commit_deadline(2)
-    history = History(played.run, replace(doors, chain=chain))
+    history = History(played.run, replace(ports, chain=chain))
     list(history.look())
     if forgotten:
         chain.oldest = chain.finalized().block
@@ -215,10 +215,10 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
     played: FakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The honest ones have spoken for the next round, and one that has not names what it has invented."""
-    doors, clock = outside(played), played.clock
-    head = doors.chain.finalized().block
+    ports, clock = outside(played), played.clock
+    head = ports.chain.finalized().block
     newest = clock.decided_before(head + 1)
-    stands = Agreement(doors.chain).outcome(played.run, newest).agreed.link
+    stands = Agreement(ports.chain).outcome(played.run, newest).agreed.link
 
     def saying(peer: Peer, round: int, link: Digest) -> Peer:
         assert peer.slot is not None
@@ -229,15 +229,15 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
         played["one"].peer: (newest + 1, Digest(bytes([5]) * 32)),
         played["two"].peer: (newest, INVENTED),
     }
-    real = type(doors.chain).peers
+    real = type(ports.chain).peers
 
     def peers(chain: Any, block: int) -> list[Peer]:
         found = real(chain, block)
         return [saying(p, *now[p.id]) if p.id in now and block > clock.vote_deadline(newest) else p for p in found]
 
     played.world.step()
-    monkeypatch.setattr(type(doors.chain), "peers", peers)
-    history = History(played.run, doors)
+    monkeypatch.setattr(type(ports.chain), "peers", peers)
+    history = History(played.run, ports)
     begun: list[Any] = []
 
     def older(*place: Any) -> Iterator[Any]:
@@ -250,9 +250,9 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
 
 
 def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(played: FakeNetwork) -> None:
-    doors, clock = outside(played), played.clock
-    then = AsOf(doors.chain, clock.vote_deadline(1))
-    history = History(played.run, replace(doors, chain=then))
+    ports, clock = outside(played), played.clock
+    then = AsOf(ports.chain, clock.vote_deadline(1))
+    history = History(played.run, replace(ports, chain=then))
     first = [(told.event["event"], told.event["round"]) for told in history.look()]
     assert ("agreed", 1) in first
     assert ("agreed", 2) not in first

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmur.cluster.choosing import choose
-from murmur.cluster.closing import closing, grace_seconds
 from murmur.cluster.pace import LATE, SPREAD, least_steps, seconds_left
 from murmur.cluster.presence import STUCK_SILENCES, Presence
+from murmur.cluster.round_progress import grace_seconds, round_progress
 from murmur.protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
 from murmur.protocol.types import Digest, PeerId
 
@@ -64,11 +64,11 @@ def test_a_member_whose_beat_stands_still_is_given_up_after_the_silence_and_live
     presence = Presence(RULES)
     for now in range(0, 20, 5):
         presence.look({member(1): beat(now), member(2): beat(1)}, float(now))
-    assert presence.living() == {member(1), member(2)}
+    assert presence.can_claim() == {member(1), member(2)}
     presence.look({member(1): beat(20), member(2): beat(1)}, 20.0)
-    assert presence.living() == {member(1)}
+    assert presence.can_claim() == {member(1)}
     presence.look({member(1): beat(25), member(2): beat(2)}, 25.0)
-    assert presence.living() == {member(1), member(2)}
+    assert presence.can_claim() == {member(1), member(2)}
 
 
 @given(st.lists(st.floats(11.0, 1e6), min_size=1, max_size=3))
@@ -81,18 +81,18 @@ def test_where_we_slept_or_the_store_did_not_answer_nobody_was_silent_for_longer
     for gap in gaps:
         now, silence = now + gap, silence + 2 * RULES.beat_seconds
         presence.look({member(1): beat(1)}, now)
-        assert (member(1) in presence.living()) == (silence < RULES.silent_seconds)
+        assert (member(1) in presence.can_claim()) == (silence < RULES.silent_seconds)
 
 
 def test_who_leaves_or_is_on_its_way_is_not_waited_for_and_a_new_process_is_alive_at_once() -> None:
     presence = Presence(RULES)
     presence.look({member(1): beat(1, leaving=True), member(2): beat(1, phase="join"), member(3): beat(9)}, 0.0)
-    assert presence.living() == {member(3)}
+    assert presence.can_claim() == {member(3)}
     for now in range(10, 60, 10):
         presence.look({member(3): beat(9)}, float(now))
-    assert presence.living() == set()
+    assert presence.can_claim() == set()
     presence.look({member(3): beat(9, process=2)}, 70.0)
-    assert presence.living() == {member(3)}
+    assert presence.can_claim() == {member(3)}
 
 
 def test_a_beat_that_the_store_does_not_bring_is_hardly_silence() -> None:
@@ -101,10 +101,10 @@ def test_a_beat_that_the_store_does_not_bring_is_hardly_silence() -> None:
     presence.look({member(1): beat(1), member(2): beat(1)}, 0.0)
     for now in range(10, 400, 10):
         presence.look({member(2): beat(now)}, float(now), {member(1)})
-        alive += [now] * (member(1) in presence.living())
+        alive += [now] * (member(1) in presence.can_claim())
     assert alive[-1] == STUCK_SILENCES * RULES.silent_seconds - 10
     presence.look({member(1): beat(2), member(2): beat(999)}, 400.0)
-    assert member(1) in presence.living()
+    assert member(1) in presence.can_claim()
 
 
 def test_a_beat_that_is_no_more_listed_is_silence() -> None:
@@ -112,7 +112,7 @@ def test_a_beat_that_is_no_more_listed_is_silence() -> None:
     presence.look({member(1): beat(1)}, 0.0)
     for now in range(10, 40, 10):
         presence.look({}, float(now))
-    assert presence.living() == set()
+    assert presence.can_claim() == set()
 
 
 # --- closing -----------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ PEOPLE = st.sets(st.integers(1, 9).map(member))
 def test_a_round_ends_at_once_when_all_that_live_have_claimed_and_after_grace_when_more_than_half_have(
     claimed: set[PeerId], living: set[PeerId]
 ) -> None:
-    stands = closing(claimed, living)
+    stands = round_progress(claimed, living)
     assert stands.ends(0.0, 10.0) == (living <= claimed)
     assert stands.ends(11.0, 10.0) == (living <= claimed or len(claimed) > len(living - claimed))
     assert not stands.enough or len(claimed) > len(living - claimed)
@@ -182,10 +182,10 @@ def test_who_is_silent_and_of_an_old_round_is_gone_once() -> None:
     for now in range(0, 40, 10):
         presence.look({member(1): beat(1, round=3), member(2): beat(now, round=3)}, float(now))
         if now < RULES.silent_seconds:
-            assert presence.gone(4) == set()
-    assert presence.gone(3) == set()
-    assert presence.gone(4) == {member(1)}
-    assert presence.gone(4) == set()
+            assert presence.forget_departed(4) == set()
+    assert presence.forget_departed(3) == set()
+    assert presence.forget_departed(4) == {member(1)}
+    assert presence.forget_departed(4) == set()
 
 
 # --- pace --------------------------------------------------------------------------------------------------------

@@ -33,24 +33,24 @@ class Stalling:
 def begin(life: Life, stall: float) -> tuple[Stalling, Heartbeat]:
     """The heartbeat of a member that trains."""
     store = Stalling(life, stall)
-    pulse = Heartbeat(cast(Ledger, store), "lab-a", BEAT_SECONDS)
-    pulse.phase = "train"
-    pulse.start()
-    return store, pulse
+    heartbeat = Heartbeat(cast(Ledger, store), "lab-a", BEAT_SECONDS)
+    heartbeat.phase = "train"
+    heartbeat.start()
+    return store, heartbeat
 
 
-def leave(life: Life, pulse: Heartbeat) -> float:
+def leave(life: Life, heartbeat: Heartbeat) -> float:
     """How long it takes to leave."""
     began = life.now()
-    pulse.leave()
+    heartbeat.leave()
     return life.now() - began
 
 
 def test_the_last_beat_says_that_the_member_leaves_and_no_other_follows(life: Life) -> None:
-    store, pulse = begin(life, 0.1)
+    store, heartbeat = begin(life, 0.1)
     life.sleep(2.5 * BEAT_SECONDS)
     assert [beat.leaving for beat in store.beats] == [False] * 3
-    assert leave(life, pulse) < 0.2
+    assert leave(life, heartbeat) < 0.2
     life.sleep(5 * BEAT_SECONDS)
     assert [beat.leaving for beat in store.beats] == [False] * 3 + [True]
     assert store.beats[-1].phase == "train"
@@ -59,35 +59,35 @@ def test_the_last_beat_says_that_the_member_leaves_and_no_other_follows(life: Li
 @pytest.mark.parametrize("before", [1.0, CALL_SECONDS + 1.0])
 def test_a_store_that_stalls_holds_up_nobody_who_leaves(life: Life, before: float) -> None:
     """The beat before is stuck, in the first call or in a later one."""
-    store, pulse = begin(life, 1e9)
+    store, heartbeat = begin(life, 1e9)
     life.sleep(before)
     tried = len(store.tried)
-    assert leave(life, pulse) <= LEAVE_SECONDS
+    assert leave(life, heartbeat) <= LEAVE_SECONDS
     assert len(store.tried) == tried, "a stuck store is not asked again"
 
 
 def test_a_store_that_stalls_between_two_beats_holds_up_nobody_who_leaves(life: Life) -> None:
-    store, pulse = begin(life, 0.1)
+    store, heartbeat = begin(life, 0.1)
     life.sleep(0.5 * BEAT_SECONDS)
     store.stall = 1e9
-    assert leave(life, pulse) <= LEAVE_SECONDS
+    assert leave(life, heartbeat) <= LEAVE_SECONDS
     assert store.tried[-1].leaving
 
 
 def test_a_beat_that_is_on_its_way_is_waited_for_so_that_it_is_not_the_last(life: Life) -> None:
-    store, pulse = begin(life, 1.5)
+    store, heartbeat = begin(life, 1.5)
     life.sleep(1.0)
-    assert leave(life, pulse) <= 2 * LEAVE_SECONDS
+    assert leave(life, heartbeat) <= 2 * LEAVE_SECONDS
     assert [beat.leaving for beat in store.beats] == [False, True]
 
 
 def test_a_store_that_answers_the_beat_before_and_then_stalls_costs_one_time_out_more(life: Life) -> None:
-    store, pulse = begin(life, 1.5)
+    store, heartbeat = begin(life, 1.5)
     life.sleep(1.0)
 
     def stall() -> None:
         store.stall = 1e9
 
     life.clock.at(life.clock.now + 0.2, stall)
-    assert leave(life, pulse) <= LEAVE_SECONDS + 0.5
+    assert leave(life, heartbeat) <= LEAVE_SECONDS + 0.5
     assert [beat.leaving for beat in store.tried] == [False, True]

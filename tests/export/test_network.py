@@ -14,7 +14,7 @@ from murmur.cli import network
 from murmur.cli.evaluate import checkpoints
 from murmur.cli.main import main
 from murmur.export import follow, states
-from murmur.export.folder import beside
+from murmur.export.folder import partial_beside
 from murmur.export.origin import Origin
 from murmur.export.rows import read_rows
 from murmur.export.verify import read_export
@@ -61,9 +61,9 @@ def murmur(
     played: FakeNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Murmur:
     """murmur(*votes) -> (exit status, what it printed), over the played network."""
-    doors = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
+    ports = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), data=played.data, device="cpu")
-    there = network.Opened(config, tmp_path, doors, played.run, ())
+    there = network.Opened(config, tmp_path, ports, played.run, ())
     monkeypatch.setattr(network, "open_network", lambda program, options: there)
 
     def call(*words: object) -> tuple[int, str]:
@@ -276,9 +276,9 @@ def test_a_process_that_is_killed_leaves_no_half_export_and_the_next_one_goes_on
 
 
 def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
-    with beside(tmp_path / "out") as partial:
+    with partial_beside(tmp_path / "out") as partial:
         (partial / "file").write_text("first")
-        with pytest.raises(ConfigError, match="another process writes"), beside(tmp_path / "out"):
+        with pytest.raises(ConfigError, match="another process writes"), partial_beside(tmp_path / "out"):
             pass
         assert (partial / "file").read_text() == "first"
     assert (tmp_path / "out" / "file").read_text() == "first"

@@ -26,7 +26,7 @@ from sparseloco.outer import OuterState, Scales
 from sparseloco.update import Update
 from tests.gauntlet.world import (
     COMMIT_HASH,
-    DOORS,
+    FUNCTIONS,
     OWNER,
     POINTER,
     THETA,
@@ -107,7 +107,7 @@ def play(
     gauntlet = SPEC.gauntlet
     history = tuple(sketches({past: records[past] for past in compared(book.remembered, round, gauntlet.copy_rounds)}))
     expected = Expected(SPEC, RUN.id, round, THETA, RUN.clock, proof_of, state.outer, COMMIT_HASH)
-    checked = fast_checks(expected, gathered, DOORS, history)
+    checked = fast_checks(expected, gathered, FUNCTIONS, history)
     ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH, checked.twins)
     seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
     uids = {peer.id: peer.uid for peer in peers}
@@ -151,7 +151,7 @@ def play(
         *STATE_REF,
         decision,
         payloads,
-        DOORS,
+        FUNCTIONS,
         block + 50,
         state,
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gauntlet.checks import Doors, Gathered
+from gauntlet.checks import CheckFunctions, Gathered
 from gauntlet.commitment import is_judged, is_late
 from murmur.protocol.merkle import sections_root
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope
@@ -17,7 +17,7 @@ from sparseloco.update import Update
 from sparseloco.wire import encode
 from tests.gauntlet.world import (
     CLOCK,
-    DOORS,
+    FUNCTIONS,
     SPEC,
     THETA,
     FakeSigner,
@@ -254,11 +254,11 @@ def test_a_peer_that_breaks_a_check_is_isolated():
     def breaks(envelope, key, data):
         if envelope.peer == BAD.id:
             raise ZeroDivisionError("hostile")
-        return DOORS.unseal(envelope, key, data)
+        return FUNCTIONS.unseal(envelope, key, data)
 
     item = BAD.gathered()
-    assert reason_of(item, doors=Doors(verify, breaks)) == Reason.MALFORMED
-    found = check([item], doors=Doors(verify, breaks))
+    assert reason_of(item, functions=CheckFunctions(verify, breaks)) == Reason.MALFORMED
+    found = check([item], functions=CheckFunctions(verify, breaks))
     [where] = found.broken.values()
     assert where.startswith("ZeroDivisionError in breaks, test_checks.py:")
     assert check([item]).broken == {}

@@ -7,7 +7,7 @@ from hashlib import sha256, sha512
 
 import torch
 
-from gauntlet.checks import Checked, Doors, Expected, Gathered, fast_checks
+from gauntlet.checks import Checked, CheckFunctions, Expected, Gathered, fast_checks
 from gauntlet.evaluation import Evaluation
 from gauntlet.remembered import NO_TWINS, Remembered
 from gauntlet.sketch import COMPARED_VALUES, Sample, Sketch
@@ -72,7 +72,7 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
     return signature == sha512(peer + message).digest()
 
 
-DOORS = Doors(verify, unseal)
+FUNCTIONS = CheckFunctions(verify, unseal)
 
 
 def proof_of(peer: PeerId) -> Digest:
@@ -143,11 +143,11 @@ class Miner:
 
 
 def check(
-    items, round: int = 0, outer: OuterState | None = None, doors: Doors = DOORS, history=(), **changes
+    items, round: int = 0, outer: OuterState | None = None, functions: CheckFunctions = FUNCTIONS, history=(), **changes
 ) -> Checked:
     state = outer or OuterState.initial(SPEC.layout)
     expected = Expected(SPEC, RUN.id, round, THETA, CLOCK, proof_of, state, COMMIT_HASH)
-    return fast_checks(replace(expected, **changes), items, doors, history)
+    return fast_checks(replace(expected, **changes), items, functions, history)
 
 
 def sketches(

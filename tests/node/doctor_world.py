@@ -11,7 +11,7 @@ from murmur.data.shards import Shards
 from murmur.lab.simulation.store import Faults
 from murmur.node.config import adapters
 from murmur.node.config.adapters import opener
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NodeConfig
 from murmur.node.doctor import bucket, bucket_trial, machine
 from murmur.node.doctor.examined_node import ExaminedNode
@@ -156,10 +156,10 @@ def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
             raise made.wallet_fault
         return object()
 
-    def open_doors(config: NodeConfig, line: object, *, local: bool) -> Doors:
+    def open_ports(config: NodeConfig, line: object, *, local: bool) -> Ports:
         pointer = adapters.published(config.bucket)
         own = store.bucket(config.bucket.name)
-        return Doors(made.chain, OWN, fake_verify, own, pointer, opener(local=local), made.time)  # type: ignore[arg-type]
+        return Ports(made.chain, OWN, fake_verify, own, pointer, opener(local=local), made.time)  # type: ignore[arg-type]
 
     def server_time(endpoint: str, *, timeout_seconds: float) -> float | None:
         if store.faults.get("miner", Faults()).down:
@@ -169,7 +169,7 @@ def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(adapters, "own_wallet", own_wallet)
     monkeypatch.setattr(adapters, "signer_of", lambda wallet: OWN)
     monkeypatch.setattr(adapters, "own_chain", lambda config, wallet: made.chain)
-    monkeypatch.setattr(bucket, "open_doors", open_doors)
+    monkeypatch.setattr(bucket, "open_doors", open_ports)
     monkeypatch.setattr(
         bucket_trial,
         "open_published",

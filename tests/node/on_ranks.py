@@ -20,7 +20,7 @@ from murmur.lab.simulation.signer import HashSigner, hash_verify
 from murmur.lab.simulation.store import Store
 from murmur.lab.simulation.world import World
 from murmur.node.chain.follower import Follower
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.program.process import run_program
 from murmur.node.state.snapshots import Snapshots
 from murmur.node.telemetry.events import Timeline
@@ -54,15 +54,15 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def beside(ranks: Ranks, out: Path) -> None:
+def parallel_map(ranks: Ranks, out: Path) -> None:
     """The round, and everything beside it."""
     replica = Replica(SPEC, genesis_theta(SPEC.model, 1), ranks=ranks)
     world, store = World(time=REAL), Store()
     signer = HashSigner("miner")
     world.register(signer.peer)
     bucket, pointer = store.bucket("miner", reader="miner"), store.pointer("miner")
-    doors = Doors(world.chain(signer.peer), signer, hash_verify, bucket, pointer, lambda pointer: bucket, REAL)
-    follower = Follower(Run(SPEC), doors, Timeline())
+    ports = Ports(world.chain(signer.peer), signer, hash_verify, bucket, pointer, lambda pointer: bucket, REAL)
+    follower = Follower(Run(SPEC), ports, Timeline())
     metrics, port = Metrics("toy", out.parent, 1.0), free_port()
     metrics.serve("127.0.0.1", port)
     snapshots = Snapshots(out.parent / "snapshot", out.parent / "writing", REAL)
@@ -128,7 +128,7 @@ def stop(ranks: Ranks, out: Path) -> None:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    play = stop if sys.argv[2:] == ["stop"] else beside
+    play = stop if sys.argv[2:] == ["stop"] else parallel_map
     run(lambda ranks: play(ranks, out), Trainer, torch.device("cpu"))
 
 

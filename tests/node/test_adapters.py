@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from murmur.chain.adapter import open_chain
-from murmur.node.config.adapters import ChainAccess, open_doors, opener, owner_opener
-from murmur.node.config.doors import Doors
+from murmur.node.config.adapters import ChainAccess, open_ports, opener, owner_opener
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig, NodeConfig
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Pointer, PublicPointer
@@ -34,34 +34,34 @@ def access() -> ChainAccess:
 @pytest.mark.parametrize("pointer", PRIVATE)
 def test_a_public_run_over_a_chain_node_on_this_machine_follows_no_private_pointer(pointer: Pointer) -> None:
     """Whoever runs a node of a public chain beside its miner has such an address."""
-    doors = open_doors(config("https://own.example"), access(), local=False)
+    ports = open_ports(config("https://own.example"), access(), local=False)
     with pytest.raises(ConfigError):
-        doors.open_pointer(pointer)
-    open_doors(config("http://127.0.0.1:9000"), access(), local=True).open_pointer(PRIVATE[1])
+        ports.open_pointer(pointer)
+    open_ports(config("http://127.0.0.1:9000"), access(), local=True).open_pointer(PRIVATE[1])
 
 
 def test_ones_own_bucket_has_to_be_one_that_the_runs_peers_will_follow() -> None:
     with pytest.raises(ConfigError, match="https"):
-        open_doors(config("http://127.0.0.1:9000"), access(), local=False)
+        open_ports(config("http://127.0.0.1:9000"), access(), local=False)
 
 
 def test_a_public_bucket_is_published_without_a_key_and_its_address_has_to_be_one_that_peers_follow() -> None:
-    def doors(public_url: str) -> Doors:
+    def ports(public_url: str) -> Ports:
         table = config("https://own.example", read_access_key=None, read_secret_key=None, public_url=public_url)
-        return open_doors(table, access(), local=False)
+        return open_ports(table, access(), local=False)
 
-    assert doors("https://cdn.example").pointer == PublicPointer("https://cdn.example")
+    assert ports("https://cdn.example").pointer == PublicPointer("https://cdn.example")
     with pytest.raises(ConfigError, match=r"bucket\.public_url must be an https URL"):
-        doors("http://cdn.example")
+        ports("http://cdn.example")
     with pytest.raises(ConfigError, match="public URL must be https://HOST"):
-        doors("https://cdn.example/")
+        ports("https://cdn.example/")
 
 
 @pytest.mark.parametrize("pointer", PRIVATE)
 def test_a_public_pointer_to_a_private_address_is_not_followed(pointer: Pointer) -> None:
-    doors = open_doors(config("https://own.example"), access(), local=False)
+    ports = open_ports(config("https://own.example"), access(), local=False)
     with pytest.raises(ConfigError):
-        doors.open_pointer(PublicPointer(pointer.endpoint.replace("http:", "https:")))
+        ports.open_pointer(PublicPointer(pointer.endpoint.replace("http:", "https:")))
 
 
 def test_the_owners_bucket_may_be_on_this_machine_when_the_chain_is() -> None:

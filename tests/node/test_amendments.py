@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.sync.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
 from murmur.node.sync.run_discovery import find_run
@@ -59,8 +59,8 @@ class Owned:
         self.world.step(1)
         return Run(previous.first, (*previous.amendments, amendment))
 
-    def doors(self, **changes: Any) -> Doors:
-        doors = Doors(
+    def ports(self, **changes: Any) -> Ports:
+        ports = Ports(
             FakeChain(self.world, VALIDATOR.peer),
             VALIDATOR,
             fake_verify,
@@ -68,10 +68,10 @@ class Owned:
             self.store.pointer("v"),
             lambda pointer: self.store.open(pointer, reader="v"),
         )
-        return replace(doors, **changes)
+        return replace(ports, **changes)
 
     def look(self, run: Run | None = None, undecided: int = 0) -> Run:
-        return settled(run or self.run, undecided, self.doors(), {})
+        return settled(run or self.run, undecided, self.ports(), {})
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ def test_a_node_that_runs_and_one_that_starts_again_refuse_the_same_late_one(own
     owned.publish(owned.run, from_round=5, changes=ALPHA)
     owned.until(owned.clock.start(11))
     config = NetworkConfig(network="ws://127.0.0.1:1", netuid=1, owner=hotkey(OWNER.peer))
-    doors = owned.doors()
-    again = settled(find_run(config, doors.chain, doors.open_pointer, tmp_path), 0, doors, {})
+    ports = owned.ports()
+    again = settled(find_run(config, ports.chain, ports.open_pointer, tmp_path), 0, ports, {})
     assert owned.look(running, 10) == again == owned.run
 
 
@@ -144,9 +144,9 @@ def test_a_chain_that_does_not_answer_lets_nothing_in(owned: Owned) -> None:
     owned.until(owned.clock.start(10))
     owned.publish(owned.run, from_round=10, changes=ALPHA)
     owned.until(owned.clock.start(11))
-    doors = owned.doors(chain=Flaky(owned.world, VALIDATOR.peer))
+    ports = owned.ports(chain=Flaky(owned.world, VALIDATOR.peer))
     with pytest.raises(ChainError):
-        settled(owned.run, 0, doors, {})
+        settled(owned.run, 0, ports, {})
     owned.world.step(1)
     assert owned.look() == owned.run
 
@@ -210,11 +210,11 @@ def test_where_the_own_look_cannot_tell_the_chain_of_selections_does(owned: Owne
     two = owned.publish(one, from_round=7, changes={"outer": {"alpha": 0.5}})
     owned.until(owned.clock.start(9))
     heads = [(round, two.head_at(round)) for round in (3, 5, 6, 8)]
-    assert adopted(owned.run, heads, owned.doors(), {}) == two
-    assert adopted(owned.run, heads[:3], owned.doors(), {}) == one
-    assert adopted(owned.run, heads[:1], owned.doors(), {}) == owned.run
-    assert adopted(two, heads[:1], owned.doors(), {}) == two, "what no selection contradicts stays"
-    assert adopted(one, [(8, owned.run.id)], owned.doors(), {}) == owned.run
+    assert adopted(owned.run, heads, owned.ports(), {}) == two
+    assert adopted(owned.run, heads[:3], owned.ports(), {}) == one
+    assert adopted(owned.run, heads[:1], owned.ports(), {}) == owned.run
+    assert adopted(two, heads[:1], owned.ports(), {}) == two, "what no selection contradicts stays"
+    assert adopted(one, [(8, owned.run.id)], owned.ports(), {}) == owned.run
 
 
 def test_selections_that_name_an_invented_amendment_or_no_one_run_are_refused(owned: Owned) -> None:
@@ -227,7 +227,7 @@ def test_selections_that_name_an_invented_amendment_or_no_one_run_are_refused(ow
     owned.until(owned.clock.start(9))
     for heads in ([(8, invented.digest)], [(4, real.head), (8, real.head)], [(8, real.head), (9, Digest(b"x" * 32))]):
         with pytest.raises((OutOfSync, StorageError)):
-            adopted(owned.run, heads, owned.doors(), {})
+            adopted(owned.run, heads, owned.ports(), {})
 
 
 def test_an_owner_that_changed_its_mind_late_splits_nobody_for_good(owned: Owned) -> None:
@@ -241,7 +241,7 @@ def test_an_owner_that_changed_its_mind_late_splits_nobody_for_good(owned: Owned
     assert owned.look(there, 7) == first
     away = owned.look()
     assert away == other
-    assert adopted(away, [(7, there.head_at(7))], owned.doors(), {}) == first
+    assert adopted(away, [(7, there.head_at(7))], owned.ports(), {}) == first
 
 
 # --- bounds --------------------------------------------------------------------------------------------------
@@ -257,8 +257,8 @@ class Ticking:
         return self.seconds
 
 
-def counting(owned: Owned, ticking: Ticking, seconds: float) -> tuple[Doors, list[str]]:
-    """Doors whose buckets take `seconds` a read, and what was read."""
+def counting(owned: Owned, ticking: Ticking, seconds: float) -> tuple[Ports, list[str]]:
+    """Ports whose buckets take `seconds` a read, and what was read."""
     reads: list[str] = []
 
     def opener(pointer: Pointer) -> Any:
@@ -274,7 +274,7 @@ def counting(owned: Owned, ticking: Ticking, seconds: float) -> tuple[Doors, lis
 
         return Slow()
 
-    return owned.doors(open_pointer=opener), reads
+    return owned.ports(open_pointer=opener), reads
 
 
 def many(owned: Owned, count: int) -> Run:
@@ -288,10 +288,10 @@ def many(owned: Owned, count: int) -> Run:
 
 def test_a_look_reads_few_and_the_next_one_goes_on(owned: Owned) -> None:
     run = many(owned, 2 * FETCHES_A_LOOK + 1)
-    doors, reads = counting(owned, Ticking(), 0.0)
+    ports, reads = counting(owned, Ticking(), 0.0)
     read: dict[Digest, bytes] = {}
     for look, expected in ((1, owned.run), (2, owned.run), (3, run)):
-        assert settled(owned.run, 0, doors, read) == expected
+        assert settled(owned.run, 0, ports, read) == expected
         assert len(reads) <= look * FETCHES_A_LOOK
     assert len(set(reads)) == len(reads), "nothing is read twice"
 
@@ -299,8 +299,8 @@ def test_a_look_reads_few_and_the_next_one_goes_on(owned: Owned) -> None:
 def test_a_look_has_one_deadline_for_all_that_it_reads(owned: Owned) -> None:
     many(owned, FETCHES_A_LOOK)
     ticking = Ticking()
-    doors, _ = counting(owned, ticking, LOOK_SECONDS / 3)
-    assert settled(owned.run, 0, doors, {}, ticking) == owned.run  # type: ignore[arg-type]
+    ports, _ = counting(owned, ticking, LOOK_SECONDS / 3)
+    assert settled(owned.run, 0, ports, {}, ticking) == owned.run  # type: ignore[arg-type]
     assert ticking.seconds <= LOOK_SECONDS
 
 

@@ -113,7 +113,7 @@ def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_inter
         run=SimpleNamespace(id=Digest(bytes(32)), first=first),
         sources=lambda: SimpleNamespace(validators=lambda: validators),
         state=SimpleNamespace(saved=saved, first=first, store=SimpleNamespace(folder=Path())),
-        doors=SimpleNamespace(bucket=None, signer=None, verify=None),
+        ports=SimpleNamespace(bucket=None, signer=None, verify=None),
         time=None,
     )
     checkpoints = Checkpoints(ValidatorShelf(node))  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 import pytest
 
 from murmur.lab.simulation.clock import Clock, Life
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 
 
 def test_results_come_in_order_and_no_more_threads_work_than_may(life: Life) -> None:
@@ -18,10 +18,10 @@ def test_results_come_in_order_and_no_more_threads_work_than_may(life: Life) -> 
         return number * number
 
     began = life.now()
-    assert beside(square, range(10), 4, life) == [number * number for number in range(10)]
+    assert parallel_map(square, range(10), 4, life) == [number * number for number in range(10)]
     assert most == 4
     assert life.now() - began < 25
-    assert beside(square, [], 4, life) == []
+    assert parallel_map(square, [], 4, life) == []
 
 
 def test_the_first_items_fault_is_raised_once_all_have_ended(life: Life) -> None:
@@ -34,10 +34,10 @@ def test_the_first_items_fault_is_raised_once_all_have_ended(life: Life) -> None
             raise ValueError(number)
 
     with pytest.raises(ValueError, match="1"):
-        beside(work, range(5), 5, life)
+        parallel_map(work, range(5), 5, life)
     assert sorted(ended) == list(range(5))
 
 
 def test_one_thread_is_the_callers_own() -> None:
     clock = Clock(1)
-    assert beside(lambda number: -number, [1, 2], 1, clock.life("nobody waits")) == [-1, -2]
+    assert parallel_map(lambda number: -number, [1, 2], 1, clock.life("nobody waits")) == [-1, -2]

@@ -11,7 +11,7 @@ from gauntlet.agreement import abstention
 from murmur.data import build as building
 from murmur.data.index import BLOCK_BYTES, INDEX
 from murmur.data.shards import Shards
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.sync.dataset import RemoteShards, open_data
 from murmur.protocol import keys
@@ -75,16 +75,16 @@ class Network:
         self.store.log.clear()
 
     def open(self, folder: Path) -> Shards:
-        copies = RemoteShards(self.run, self.doors(), folder / INDEX)
+        copies = RemoteShards(self.run, self.ports(), folder / INDEX)
         opened = Shards.open(folder, index_digest=self.shards.digest, remote=copies)
         self.bytes_read = dict.fromkeys(self.bytes_read, 0)
         self.store.log.clear()
         return opened
 
-    def doors(self) -> Doors:
+    def ports(self) -> Ports:
         bucket = self.store.bucket("reader", reader="reader")
         pointer = self.store.pointer("reader")
-        return Doors(FakeChain(self.world, READER.peer), READER, fake_verify, bucket, pointer, self._open)
+        return Ports(FakeChain(self.world, READER.peer), READER, fake_verify, bucket, pointer, self._open)
 
     def _open(self, pointer: Pointer | PublicPointer) -> FakeBucket:
         assert isinstance(pointer, Pointer)
@@ -202,16 +202,16 @@ def test_a_configured_node_fills_its_home_within_its_budget(network: Network, tm
     def config(**values: float) -> NetworkConfig:
         return NetworkConfig(network="local", netuid=spec.netuid, owner=owner, home=tmp_path, **values)
 
-    shards = open_data(config(), run, network.doors(), tmp_path)
+    shards = open_data(config(), run, network.ports(), tmp_path)
     assert np.array_equal(shards.train.tokens(0, 10), network.shards.train.tokens(0, 10))
     assert [path.name for path in (tmp_path / "data").iterdir()] == [spec.data.index[:16]]
     with pytest.raises(ConfigError, match="--data_gigabytes"):
-        open_data(config(data_gigabytes=0.001), run, network.doors(), tmp_path)
+        open_data(config(data_gigabytes=0.001), run, network.ports(), tmp_path)
     network.world.register(FakeSigner("another").peer, uid=0)  # the owner is no longer registered
     network.world.step(1)
     network.put("holder")
-    again = open_data(config(), run, network.doors(), tmp_path)
+    again = open_data(config(), run, network.ports(), tmp_path)
     assert np.array_equal(again.train.tokens(10, 20), network.shards.train.tokens(10, 20))
     with pytest.raises(ConfigError, match="has published no bucket"):
-        open_data(config(), run, network.doors(), tmp_path / "new")
+        open_data(config(), run, network.ports(), tmp_path / "new")
     assert NetworkConfig(network="local", netuid=1, owner=owner).data_gigabytes == 100

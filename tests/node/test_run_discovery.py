@@ -27,8 +27,8 @@ def owned() -> Owned:
 
 
 def find(owned: Owned, home: Path, config: NetworkConfig = CONFIG) -> Run:
-    doors = owned.doors()
-    return find_run(config, doors.chain, doors.open_pointer, home)
+    ports = owned.ports()
+    return find_run(config, ports.chain, ports.open_pointer, home)
 
 
 def amended(owned: Owned) -> Run:
@@ -44,7 +44,7 @@ def test_the_owners_slot_leads_back_to_the_first_spec(owned: Owned, tmp_path: Pa
     run = amended(owned)
     found = find(owned, tmp_path)
     assert found == owned.run
-    assert settled(found, 0, owned.doors(), {}) == run
+    assert settled(found, 0, owned.ports(), {}) == run
 
 
 def test_a_restart_follows_what_it_followed_without_anybodys_bucket(owned: Owned, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_owners_bucket_that_is_down_is_a_servers_fault(owned: Owned, tmp_path
 
 
 def test_an_owner_that_names_no_run_is_the_operators_matter(owned: Owned, tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"owner": hotkey(owned.doors().signer.peer)})
+    config = CONFIG.model_copy(update={"owner": hotkey(owned.ports().signer.peer)})
     with pytest.raises(ConfigError, match="names no run"):
         find(owned, tmp_path, config)
 

@@ -122,7 +122,7 @@ def test_a_catch_up_over_many_rounds_keeps_no_more_than_an_interval_of_payloads(
         assert len(list(held.store.snapshot.iterdir())) <= 4  # the saved one, and the newest
         assert held.store.load() == held.saved  # nothing of it is saved yet
     assert most <= 3 * (SPEC.checkpoint_rounds - 1)
-    held.stand(link, Tip(ROUNDS, link))
+    held.commit_at_tip(link, Tip(ROUNDS, link))
     stands(held)
     stop(held)
     held = start(tmp_path)
@@ -162,7 +162,7 @@ def test_a_node_can_take_each_state_again_that_it_held_since_its_snapshot(tmp_pa
     held.restore()
     stands(held)
     held.step_back(saved.consensus.links[1])
-    held.stand(saved.consensus.links[1], Tip(saved.round, saved.consensus.links[1]))
+    held.commit_at_tip(saved.consensus.links[1], Tip(saved.round, saved.consensus.links[1]))
     stop(held)
     held = start(tmp_path)
     assert held.replica.digest() == at_link[saved.consensus.links[1]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention, vote_for
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.observe import reader
 from murmur.node.sync.amendments import settled
 from murmur.owner.amend import POST_BLOCKS, changes, earliest_round, proposed, same, standing
@@ -27,27 +27,27 @@ from tests.specs import toy_spec
 Networks = Callable[..., FakeNetwork]
 
 
-def reading(network: FakeNetwork) -> Doors:
+def reading(network: FakeNetwork) -> Ports:
     chain = FakeChain(network.world, OWNER.peer)
     return reader.reading(chain, fake_verify, partial(network.store.open, reader="owner"))
 
 
 def test_the_chain_of_selections_leads_back_to_the_first_and_a_void_round_has_none(networks: Networks) -> None:
     network = networks(miners=2)
-    doors, first = reading(network), Run(network.spec)
-    assert stated(first, doors, network.world.final) is None or not list(
-        records(first, doors, network.world.final, first_link(first.id))
+    ports, first = reading(network), Run(network.spec)
+    assert stated(first, ports, network.world.final) is None or not list(
+        records(first, ports, network.world.final, first_link(first.id))
     )
     network.start()
     network.run_to_block(network.clock.vote_deadline(2))
     block = network.world.final
-    newest = stated(first, doors, block)
+    newest = stated(first, ports, block)
     assert newest is not None
     assert newest.share == 1.0
-    found = [selection.round for _, selection in records(first, doors, block, newest.link)]
+    found = [selection.round for _, selection in records(first, ports, block, newest.link)]
     played = [round for round in range(newest.round) if round not in network["validator"].voids()]
     assert found == played[::-1]
-    assert all(was_agreed(first, doors, round) for round in played)
+    assert all(was_agreed(first, ports, round) for round in played)
     assert len(found) > 1
 
 
@@ -56,8 +56,8 @@ def test_the_holders_of_a_selection_are_asked_beside_each_other_and_each_selecti
     network = networks(miners=2, validators={"validator": 300, "second": 100})
     network.start()
     network.run_to_block(network.clock.vote_deadline(2))
-    doors, first = reading(network), Run(network.spec)
-    newest = stated(first, doors, network.world.final)
+    ports, first = reading(network), Run(network.spec)
+    newest = stated(first, ports, network.world.final)
     assert newest is not None
     asked, in_vain = threading.Event(), []
 
@@ -76,10 +76,10 @@ def test_the_holders_of_a_selection_are_asked_beside_each_other_and_each_selecti
             return self.bucket.get(key, **options)
 
     def opened(pointer: Any) -> Any:
-        return Stalling() if pointer == network.store.pointer("validator") else Telling(doors.open_pointer(pointer))
+        return Stalling() if pointer == network.store.pointer("validator") else Telling(ports.open_pointer(pointer))
 
     told: list[tuple[int, int]] = []
-    there = replace(doors, open_pointer=opened)
+    there = replace(ports, open_pointer=opened)
     found = list(records(first, there, network.world.final, newest.link, lambda *at: told.append(at)))
     assert found
     assert not in_vain
@@ -110,30 +110,30 @@ def test_a_minority_that_speaks_alone_does_not_speak_for_the_stake() -> None:
             return Header(block, Digest(bytes(32)), 0.0)
 
     chain: Any = Chain()
-    doors = reader.reading(chain, fake_verify, lambda pointer: None)  # type: ignore[arg-type, return-value]
+    ports = reader.reading(chain, fake_verify, lambda pointer: None)  # type: ignore[arg-type, return-value]
     for block in (
         clock.vote_deadline(4),
         clock.commit_deadline(5) + 1,
         clock.vote_deadline(5),
         clock.commit_deadline(6),
     ):
-        found = stated(run, doors, block)
+        found = stated(run, ports, block)
         assert found is not None
         assert (found.round, found.theta, found.link, found.share) == (4, true, true, 1.0), block
-    assert stated(run, doors, clock.vote_deadline(0) - 1) is None
+    assert stated(run, ports, clock.vote_deadline(0) - 1) is None
     # Where the chain's node has forgotten what they said last, nobody guesses.
     forgotten = clock.vote_deadline(4)
-    assert stated(run, doors, clock.vote_deadline(5)) is None
+    assert stated(run, ports, clock.vote_deadline(5)) is None
 
 
 def test_an_amendment_is_pending_then_settled_and_in_the_selections_where_the_chain_has_forgotten(
     networks: Networks,
 ) -> None:
     network = networks(miners=2)
-    doors, first = reading(network), Run(network.spec)
+    ports, first = reading(network), Run(network.spec)
     network.start()
     network.run_until(0)
-    now = standing(settled(first, 0, doors, {}), doors)
+    now = standing(settled(first, 0, ports, {}), ports)
     fields = {"from_round": earliest_round(first, now.block), "changes": {"inner": {"peak_lr": 1e-3}}}
     amendment = proposed(now, fields)
     assert list(changes(now.planned, now.planned.amended([amendment]), amendment.from_round)) == [
@@ -142,17 +142,17 @@ def test_an_amendment_is_pending_then_settled_and_in_the_selections_where_the_ch
     assert same(now, fields) is None
     assert network.amend(**fields) == amendment
     network.world.step(2)
-    now = standing(settled(first, 0, doors, {}), doors)
+    now = standing(settled(first, 0, ports, {}), ports)
     assert (now.run.amendments, now.pending, now.refused) == ((), (amendment,), None)
     assert same(now, fields) == amendment
     with pytest.raises(ConfigError, match="too late for round 1"):
         proposed(now, {**fields, "from_round": 1})
     network.run_until(amendment.from_round)
-    now = standing(settled(first, 0, doors, {}), doors)
+    now = standing(settled(first, 0, ports, {}), ports)
     assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
     # Whoever cannot look at the block that decided it learns from the selections that it holds.
     network.run_to_block(network.clock.vote_deadline(amendment.from_round + 1))
-    now = standing(first, doors)
+    now = standing(first, ports)
     assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmur.node.fetch.threads import FETCH_THREADS, beside_each_other
+from murmur.node.fetch.threads import FETCH_THREADS, parallel_fetches
 from murmur.plan import presets
 from murmur.plan.phases import (
     DEADLINES,
@@ -236,8 +236,8 @@ def test_a_validator_has_the_contributors_payloads_when_their_last_row_is_there(
     for contributors in range(1, 257):
         rules = spec.gauntlet.model_copy(update={"contributors": contributors, "reserve": 40})
         first = Setting(spec.model_copy(update={"gauntlet": rules}), 1, 1).gathered_first
-        row = beside_each_other(contributors)
+        row = parallel_fetches(contributors)
         assert row <= FETCH_THREADS
         assert contributors <= first < contributors + row
         assert first % row == 0
-    assert beside_each_other(20) == 10
+    assert parallel_fetches(20) == 10

@@ -36,11 +36,11 @@ CPU = torch.device("cpu")
 
 def audits(network: FakeNetwork, round: int, folder: Path, *validators: str) -> dict[str, Audited]:
     """What a stranger finds of the named validators (default: all), by name."""
-    doors = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
+    ports = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
     names = {member.peer: name for name, member in network.members.items()}
     wanted = [network[name].peer for name in validators] or [None]
     shards = Shards.open(network.data)
-    found = (audit for one in wanted for audit in audit_round(network.run, doors, shards, round, folder, CPU, one))
+    found = (audit for one in wanted for audit in audit_round(network.run, ports, shards, round, folder, CPU, one))
     return {names[audited.validator]: audited for audited in found}
 
 
@@ -120,8 +120,8 @@ def test_rounds_of_which_something_is_gone_are_checked_as_far_as_it_goes(network
         assert (Topic.SCORES, None) in lost
         # What follows from the published scores needs no payload.
         assert not {Topic.RANKING, Topic.BOOK, Topic.WEIGHTS, Topic.VOTE} & {topic for topic, _ in lost}
-    doors = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
-    (without_data,) = audit_round(network.run, doors, None, 1, tmp_path, CPU, None)
+    ports = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
+    (without_data,) = audit_round(network.run, ports, None, 1, tmp_path, CPU, None)
     assert (Topic.SCORES, None) in of(Verdict.UNCHECKED, without_data.findings)
     # Every source of theta_0 is gone as well: the model cannot be rebuilt, the rest is still judged.
     for bucket in network.store.buckets.values():
@@ -139,8 +139,8 @@ def test_a_chain_node_that_has_pruned_a_round_is_told_with_the_rounds_that_it_ha
     network.start()
     whole_rounds(network, 5)
     network.close()
-    doors = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
-    first, last = auditable(network.run, doors)
+    ports = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
+    first, last = auditable(network.run, ports)
     assert 0 < first < last
     with pytest.raises(ConfigError, match=f"pruned.* has rounds {first} to {last}"):
         audits(network, first - 1, tmp_path)
@@ -221,8 +221,8 @@ class PaysOtherwise(Friendly, Pay):
 
     def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
         paid = super().pay(round, book, ranking)
-        uids = {peer.id: peer.uid for peer in self.node.doors.chain.peers(self.node.head())}
-        return replace(paid, set_in=self.node.doors.chain.set_weights({uids[self.friend]: 1.0}))
+        uids = {peer.id: peer.uid for peer in self.node.ports.chain.peers(self.node.head())}
+        return replace(paid, set_in=self.node.ports.chain.set_weights({uids[self.friend]: 1.0}))
 
 
 class SaysOtherPay(Friendly, Pay):
@@ -235,7 +235,7 @@ class CopiesWeights(Friendly, Pay):
     """Sets what another validator's row on chain says, and reports that it set nothing."""
 
     def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
-        chain, paid = self.node.doors.chain, super().pay(round, book, ranking)
+        chain, paid = self.node.ports.chain, super().pay(round, book, ranking)
         rows = [chain.weights(paid.block, peer.uid) for peer in chain.peers(paid.block) if peer.id != self.node.me]
         theirs = next((row for row in rows if row), None)
         if theirs is not None:

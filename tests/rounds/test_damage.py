@@ -100,7 +100,7 @@ def test_what_was_sealed_and_damaged_before_a_void_round_gives_it_back_is_lost_a
     path = held.store.path(found.object)
     path.write_bytes(b"?" + path.read_bytes()[1:])
     if behind:
-        assert not catchup._give_back(held, found.round + 1, ())
+        assert not catchup._restore_to_error_feedback(held, found.round + 1, ())
         assert held.saved.sealed is None
     else:
         network.run_until(found.round + 1, "miner-1")

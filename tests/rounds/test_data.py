@@ -33,7 +33,7 @@ class Fetching(FakeNetwork):
 
     def shards(self, member: Member, node: Node) -> Shards:
         folder, digest = self.folder_of(member.name), Shards.open(self.data).digest
-        remote = RemoteShards(self.run, node.doors, folder / INDEX)
+        remote = RemoteShards(self.run, node.ports, folder / INDEX)
         return Shards.open(folder, index_digest=digest, remote=remote, max_bytes=self.budget)
 
 

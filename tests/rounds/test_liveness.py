@@ -98,7 +98,7 @@ class NamesTheMute(Votes):
     mute: PeerId
 
     def hold(self, round: int, at_commit: Any, checked: Any) -> None:
-        run, bucket = self.node.run, self.node.doors.bucket
+        run, bucket = self.node.run, self.node.ports.bucket
         bucket.put(keys.mirror(run.id, round, self.mute), bytes(run.first.object_bytes), timeout_seconds=1)
         bucket.put(keys.mirror_reveal(run.id, round, self.mute), bytes(204), timeout_seconds=1)
 

@@ -73,7 +73,7 @@ def contributing(network: Network, name: str) -> dict[int, list[str]]:
 def copiers(network: Network, round: int, member: str) -> tuple[str, ...]:
     """The validators, by name, in the order in which they copy what this miner left."""
     last = network.run.clock.commit_deadline(round)
-    chain = network.members[member].program.node.doors.chain  # type: ignore[union-attr]
+    chain = network.members[member].program.node.ports.chain  # type: ignore[union-attr]
     names = {one.peer: one.name for one in network.members.values()}
     miner = network.members[member].peer
     order = mirror_order(network.run, round, chain.header(last).hash, chain.peers(last), [miner])[miner]

@@ -96,7 +96,7 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
         assert sealed is not None
         assert sealed.round == 2, "its key is public"
         secrets += [sealed.key.hex(), repr(sealed.key)]
-        told += repr(network[name].node.state.saved) + repr(network[name].node.doors)
+        told += repr(network[name].node.state.saved) + repr(network[name].node.ports)
     assert not [secret for secret in secrets if secret in told]
 
 
@@ -310,8 +310,8 @@ def test_the_owners_node_does_not_take_back_an_amendment_that_it_has_not_read(ne
     named = network.amend(from_round=9, changes={"outer": {"alpha": 0.5}}).digest
     network.world.step(2)
     node = network["validator"].node
-    owners = replace(node.doors, chain=network.world.chain(OWNER.peer), pointer=network.store.pointer("owner"))
-    node.doors, node.me = owners, OWNER.peer
+    owners = replace(node.ports, chain=network.world.chain(OWNER.peer), pointer=network.store.pointer("owner"))
+    node.ports, node.me = owners, OWNER.peer
     node.post(None)
     node.me = PeerId(network["validator"].peer)
     network.world.step(1)

@@ -63,7 +63,7 @@ class Liar(Votes):
 
     def send(self, round: int, vote: Vote) -> int | None:
         node = self.node
-        everyone = sum(1 << p.uid for p in node.doors.chain.peers(node.head()) if not p.validates and p.uid)
+        everyone = sum(1 << p.uid for p in node.ports.chain.peers(node.head()) if not p.validates and p.uid)
         nowhere, nothing = Digest(bytes([7] * 32)), Digest(bytes(32))
         match round:
             case 0:

@@ -37,7 +37,7 @@ def test_it_is_given_back_where_the_error_lies_as_into_new_tensors(codec: ops.Ch
     before = ops.backend()
     ops.use(codec)
     try:
-        ops.give_back(error, update)
+        ops.restore_to_error_feedback(error, update)
     finally:
         ops.use("auto")
     assert ops.backend() == before
@@ -53,7 +53,7 @@ def test_an_error_of_before_loses_what_was_sent_and_keeps_the_rest(codec: ops.Ch
     before = {name: value.clone() for name, value in error.items()}
     ops.use(codec)
     try:
-        ops.strike(error, update)
+        ops.remove_from_error_feedback(error, update)
     finally:
         ops.use("auto")
     for name in RAGGED:

@@ -81,7 +81,7 @@ def test_what_is_not_sent_stays_in_the_error_feedback(codec):
     before = {name: value.clone() for name, value in error.items()}
     ops.use(codec)
     try:
-        ops.give_back(error, update, sent)
+        ops.restore_to_error_feedback(error, update, sent)
     finally:
         ops.use("auto")
     expected = before | {"corner": before["corner"] + (update.dense("corner") - sent.dense("corner"))}

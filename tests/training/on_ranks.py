@@ -109,7 +109,7 @@ def play(ranks: Ranks) -> dict[str, Any]:
     with replica.probe(update, scales[0], 0.5):
         found["probed"] = replica.losses(tokens(4, 3))
     found["losses again"] = replica.losses(tokens(4, 71))
-    replica.give_back(update)
+    replica.restore_to_error_feedback(update)
     found["given back"] = bits({n: t for n, t in replica.own_state().tensors.items() if n.startswith(ERROR)})
 
     done: list[int] = []

@@ -62,10 +62,10 @@ def test_all_of_what_was_learned_is_sent_and_nothing_is_carried_over(
     for index, tensor in enumerate(spec.layout):
         delta = replica.theta[tensor.name] - dict(replica.model.named_parameters())[tensor.name].detach()
         assert torch.allclose(update.dense(index), delta, atol=float(delta.abs().max()) / 127)
-    replica.give_back(update)  # a void round: lost, and no error feedback is made
+    replica.restore_to_error_feedback(update)  # a void round: lost, and no error feedback is made
     assert weights(replica) == bits(dict(replica.theta))
     assert not [name for name in replica.own_state().tensors if name.startswith(ERROR)]
-    replica.strike(update)  # after a restart with an older state of its own
+    replica.remove_from_error_feedback(update)  # after a restart with an older state of its own
     assert not [name for name in replica.own_state().tensors if name.startswith(ERROR)]
     other = Replica(spec, replica.theta)
     other.load_own(replica.own_state())
@@ -149,7 +149,7 @@ def test_a_state_with_half_its_momentum_or_one_too_much_is_refused(
 def test_an_outer_step_of_this_exchange_is_not_taken_back(replica: Replica, data: Shards) -> None:
     play(replica, data, 1)
     with pytest.raises(RuntimeError, match="no outer step to take back"):
-        replica.take_back()
+        replica.undo_outer_step()
 
 
 def test_any_number_of_parts_comes_to_the_same_theta(spec: ClusterSpec, theta: dict[str, Tensor], data: Shards) -> None:

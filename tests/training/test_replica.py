@@ -113,7 +113,7 @@ def test_a_void_round_loses_nothing(run_spec: RunSpec, theta: dict[str, Tensor],
     replica = Replica(run_spec, theta)
     update = trained(replica, data)
     before = {name: value.clone() for name, value in replica.own_state().tensors.items()}
-    replica.give_back(update)
+    replica.restore_to_error_feedback(update)
     after = replica.own_state().tensors
     assert weights(replica) == bits(dict(replica.theta))
     for index, tensor in enumerate(run_spec.layout):
@@ -323,7 +323,7 @@ def test_a_step_that_is_taken_back_leaves_no_trace(run_spec: RunSpec, theta: dic
     before = bits(dict(ours.theta)), ours.digest(), ours.outer
     apply(ours, guessed)
     assert ours.digest() != before[1]
-    ours.take_back()
+    ours.undo_outer_step()
     assert (bits(dict(ours.theta)), ours.digest(), ours.outer) == before
     assert weights(ours) == before[0]
     for replica in (ours, theirs):
@@ -340,7 +340,7 @@ def test_steps_from_a_wrong_guess_are_moved_by_the_difference_and_gone_on_with(
     apply(ours, guessed)
     ours.inner_round(work(data), stopped=stop_after(2))
     moved = {name: value.detach() - ours.theta[name] for name, value in ours.model.named_parameters()}
-    ours.take_back()
+    ours.undo_outer_step()
     for replica in (ours, theirs):
         apply(replica, agreed)
     assert ours.digest() == theirs.digest()
@@ -358,7 +358,7 @@ def test_after_all_steps_the_weights_are_moved_alone(run_spec: RunSpec, theta: d
     apply(ours, guessed)
     report = ours.inner_round(work(data))
     moved = {name: value.detach() - ours.theta[name] for name, value in ours.model.named_parameters()}
-    ours.take_back()
+    ours.undo_outer_step()
     with pytest.raises(AssertionError, match="taken back"):
         ours.compress()
     apply(ours, agreed)
@@ -367,7 +367,7 @@ def test_after_all_steps_the_weights_are_moved_alone(run_spec: RunSpec, theta: d
         assert torch.allclose(value.detach() - ours.theta[name], moved[name], atol=1e-6)
     ours.compress()
     with pytest.raises(RuntimeError, match="overwritten"):
-        ours.take_back()
+        ours.undo_outer_step()
 
 
 def test_a_void_round_after_a_guess_gives_back_and_goes_on(
@@ -379,8 +379,8 @@ def test_a_void_round_after_a_guess_gives_back_and_goes_on(
     sent = ours.compress()
     apply(ours, guessed)
     ours.inner_round(work(data), stopped=stop_after(1))
-    ours.take_back()
-    ours.give_back(sent)
+    ours.undo_outer_step()
+    ours.restore_to_error_feedback(sent)
     assert ours.inner_round(work(data), resume=True).steps == run_spec.inner.steps
     assert bits(dict(ours.theta)) == before
 
@@ -405,7 +405,7 @@ def test_after_another_state_was_loaded_nothing_is_resumed(
     apply(theirs, agreed)
     apply(ours, guessed)
     ours.inner_round(work(data), stopped=stop_after(1))
-    ours.take_back()
+    ours.undo_outer_step()
     ours.load_consensus(theirs.consensus_state())
     ours.inner_round(work(data), resume=True)
     assert theirs.inner_round(work(data)).steps == run_spec.inner.steps

@@ -44,7 +44,7 @@ def test_miners_contribute_again_in_the_first_round_after_thirty_void_ones(
         history += [(round, peer, update) for peer, update in updates.items()]
         for peer, replica in replicas.items():
             if round in VOIDS:
-                replica.give_back(updates[peer])
+                replica.restore_to_error_feedback(updates[peer])
             else:
                 assert passed == set(PEERS), round
                 replica.outer_step([updates[peer] for peer in PEERS], alpha=1.0, aggregate="mean")

@@ -26,10 +26,10 @@ def show(who: str | None, options: argparse.Namespace) -> int:
     try:
         there = network.open_network("murmur audit", options)
         validator = there.peer(who, "--validator") if who is not None else None
-        round = options.round if options.round is not None else last_reported(there.run, there.doors)
+        round = options.round if options.round is not None else last_reported(there.run, there.ports)
         device = choose_device(there.config.device)
         temporary = Path(gettempdir()) if there.recorded else there.home
-        audits = audit_round(there.run, there.doors, _shards(there), round, temporary, device, validator)
+        audits = audit_round(there.run, there.ports, _shards(there), round, temporary, device, validator)
     except (ChainError, StorageError) as fault:
         raise network.undecided(fault) from None
     body = as_json(there.run, round, audits)
@@ -49,7 +49,7 @@ def _shards(there: OpenedNetwork) -> Shards | None:
     if there.recorded and data is not None and not data.expanduser().exists():
         return None
     try:
-        return open_data(there.config, there.run, there.doors, there.home)
+        return open_data(there.config, there.run, there.ports, there.home)
     except StorageError:
         return None
 

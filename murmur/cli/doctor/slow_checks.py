@@ -39,12 +39,12 @@ class Thorough(ExaminedNode):
 
     @property
     def own(self) -> RangedBucket:
-        return self.doors.bucket
+        return self.ports.bucket
 
     @property
     def reader(self) -> RangedBucket:
         """The bucket as other nodes read it."""
-        return open_published(self.doors.pointer, local=self.local)
+        return open_published(self.ports.pointer, local=self.local)
 
 
 class Links(Protocol):
@@ -85,12 +85,12 @@ def versions(node: Links) -> str:
 
 def strangers(node: Thorough) -> str:
     """Check that a reader of the pointer on chain reaches the bucket."""
-    pointer = node.doors.pointer
+    pointer = node.ports.pointer
     slot = parse_slot(0, encode_slot(pointer))
     if slot.pointer != pointer:
         raise Fault("the bucket's address changes when it is encoded for the chain", POINTER_FIX)
     try:
-        node.doors.open_pointer(pointer).list("", max_keys=1, timeout_seconds=STORE_SECONDS)
+        node.ports.open_pointer(pointer).list("", max_keys=1, timeout_seconds=STORE_SECONDS)
     except ConfigError as fault:
         raise Fault(f"peers would refuse this bucket: {fault}", POINTER_FIX) from None
     return "peers can open this bucket by its address on chain"

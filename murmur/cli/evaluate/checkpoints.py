@@ -45,7 +45,7 @@ def evaluate_run(options: argparse.Namespace, evaluator: Mapping[str, Any]) -> i
         )
         evaluation.rows.parent.mkdir(parents=True, exist_ok=True)
         if not options.follow:
-            found = evaluation.look(States(there.run, there.doors, tell), tell, newest=True)
+            found = evaluation.look(States(there.run, there.ports, tell), tell, newest=True)
         else:
             found = []
             for row in _followed(there, evaluation):
@@ -74,7 +74,7 @@ def _followed(there: OpenedNetwork, evaluation: Evaluation) -> Iterator[dict[str
     while True:
         ended = there.recorded and (there.home / "report.json").exists()
         try:
-            yield from evaluation.look(States(there.run, there.doors, tell), tell, newest=ended)
+            yield from evaluation.look(States(there.run, there.ports, tell), tell, newest=ended)
         except (ChainError, StorageError) as fault:
             if ended:
                 raise

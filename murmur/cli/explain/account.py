@@ -24,7 +24,7 @@ def show(miner: str, options: argparse.Namespace) -> int:
     """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator reports on it."""
     there = network.open_network("murmur explain", options)
     peer = there.peer(miner, "MINER")
-    chain, run = there.doors.chain, there.run
+    chain, run = there.ports.chain, there.run
     head = chain.finalized().block
     peers = chain.peers(head)
     newest = run.clock.round_at(head)
@@ -33,7 +33,7 @@ def show(miner: str, options: argparse.Namespace) -> int:
     counted = mirrors(run, head, peers)
     total = sum(stakes[one] for one in counted) or 1
     asked = counted[:MOST_READ]
-    reports = Reports(run, there.doors, Sources(peers, there.doors.open_pointer))
+    reports = Reports(run, there.ports, Sources(peers, there.ports.open_pointer))
     found = {one: report for one, report in reports.newest(newest, asked).items() if peer in report.rows}
     full = list(islice(found, SHOWN_IN_FULL))
     for number in {found[one].round - 1 for one in full}:

@@ -109,7 +109,7 @@ def find_source(options: argparse.Namespace, source: str, netuid: str | None) ->
         return _of_cluster(parse_token(text), options)
     there = open_source(options, source, netuid)
     owner = f"the owner {hotkey(there.run.first.owner_id)}"
-    return Source(lambda: States(there.run, there.doors, tell), lambda: data_of(there, options), owner)
+    return Source(lambda: States(there.run, there.ports, tell), lambda: data_of(there, options), owner)
 
 
 def _of_cluster(token: Token, options: argparse.Namespace) -> Source:
@@ -138,7 +138,7 @@ def data_of(there: OpenedNetwork, options: argparse.Namespace) -> AbstractContex
     """Yield the run's data set, the operator's or the part available in the owner's and validators' buckets, and a
     folder with its tokenizer's files. Raises ConfigError, and StorageError where no source has them."""
     digest = there.run.first.data.index_digest
-    return _data(digest, options.data or there.config.data, lambda file: RemoteShards(there.run, there.doors, file))
+    return _data(digest, options.data or there.config.data, lambda file: RemoteShards(there.run, there.ports, file))
 
 
 @contextmanager

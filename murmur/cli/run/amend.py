@@ -8,7 +8,7 @@ from typing import Any
 from murmur.cli.run import questions
 from murmur.cli.run.questions import say
 from murmur.node.chain import subnet_terms
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.run_file import RunFile, folder_of
 from murmur.node.config.settings import OwnerConfig
 from murmur.node.observe import reader
@@ -36,42 +36,42 @@ from murmur.protocol.types import Digest
 def amend(options: Namespace) -> int:
     """Publish an amendment. Raises ConfigError for one that no node would follow, or that breaks the run."""
     fields = _fields(options)
-    folder, settings, doors, now = _open(options)
+    folder, settings, ports, now = _open(options)
     if (posted := same(now, fields)) is not None:
         say("the owner's slot already names this amendment")
-        return _confirm(options, settings, folder, doors, posted)
+        return _confirm(options, settings, folder, ports, posted)
     amendment = proposed(now, fields)
     before, after = now.planned, now.planned.amended([amendment])
     changed = list(changes(before, after, amendment.from_round))
     if not changed:
         raise ConfigError("the amendment changes nothing: the spec of that round already has these values")
-    _require(options, before, after, amendment, doors)
+    _require(options, before, after, amendment, ports)
     say(f"from round {amendment.from_round} on:")
     width = max(len(field) for field, _, _ in changed)
     for field, old, new in changed:
         say(f"  {field:<{width}}  {json.dumps(old)} -> {json.dumps(new)}")
-    return _post(options, settings, folder, doors, now, amendment)
+    return _post(options, settings, folder, ports, now, amendment)
 
 
 def void(options: Namespace) -> int:
     """Declare a round void, or withdraw pending amendments. Raises ConfigError when that is no longer possible."""
-    folder, settings, doors, now = _open(options)
+    folder, settings, ports, now = _open(options)
     if options.pending:
-        return _take_back(options, settings, folder, doors, now)
+        return _take_back(options, settings, folder, ports, now)
     number: int = options.round
     run = now.run
     for amendment in now.planned.amendments:
         if amendment.void_round == number:
             say(f"round {number} is declared void already, from block {amendment.void_from_block} on")
-            return _confirm(options, settings, folder, doors, amendment)
+            return _confirm(options, settings, folder, ports, amendment)
     if not 0 <= number <= run.clock.decided_before(now.block):
         raise ConfigError(
             f"round {number} is not decided yet: only an agreed round can be declared void. The current round "
             f"is {run.clock.round_at(now.block)}"
         )
-    _require_left_behind(run, doors, now, number)
+    _require_left_behind(run, ports, now, number)
     try:
-        if not was_agreed(run, doors, number):
+        if not was_agreed(run, ports, number):
             raise ConfigError(f"nothing was agreed in round {number}: it is void already, and the run has gone on")
     except ChainError as fault:
         say(f"cannot find out whether round {number} agreed on anything: {fault}")
@@ -83,19 +83,19 @@ def void(options: Namespace) -> int:
         f"round {number} will be void from block {height} on (round {earliest}): the run continues from the "
         "state before it, and its miners keep their updates for later"
     )
-    return _post(options, settings, folder, doors, now, amendment)
+    return _post(options, settings, folder, ports, now, amendment)
 
 
 # --- what the commands share -------------------------------------------------------------------------------------
 
 
-def _open(options: Namespace) -> tuple[RunFolder, OwnerConfig, Doors, Standing]:
-    """Return the folder, its owner's settings and doors, and the run's standing. Amendments settled by now are saved in
+def _open(options: Namespace) -> tuple[RunFolder, OwnerConfig, Ports, Standing]:
+    """Return the folder, its owner's settings and ports, and the run's standing. Amendments settled by now are saved in
     the folder: a chain node prunes the state that decided them."""
     folder = open_folder(options.folder)
     settings = questions.owner_settings(OwnerConfig, options, folder.path)
-    doors = questions.doors(settings, folder)
-    return folder, settings, doors, _look(settings, folder)
+    ports = questions.ports(settings, folder)
+    return folder, settings, ports, _look(settings, folder)
 
 
 def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
@@ -103,13 +103,13 @@ def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
     spec = folder.spec
     if spec is None:
         raise ConfigError(f"the run in {folder.path} is not published yet: until then change it by creating it anew")
-    doors, run = reader.open_run(questions.as_strangers(settings, spec.owner, folder.path), folder.path)
+    ports, run = reader.open_run(questions.as_strangers(settings, spec.owner, folder.path), folder.path)
     if run.id != spec.digest:
         raise ConfigError(
             f"the owner's slot names run {run.first.name} ({run.id.hex()[:16]}), not the one in {folder.path}: "
             f"publish it (murmur run publish {folder.path}), or name that run's folder"
         )
-    now = standing(run, doors)
+    now = standing(run, ports)
     RunFile(folder_of(folder.path, run.id)).save(now.run)
     folder.keep(now.planned.amendments)
     return now
@@ -156,10 +156,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def _require(options: Namespace, before: Run, after: Run, amendment: Amendment, doors: Doors) -> None:
+def _require(options: Namespace, before: Run, after: Run, amendment: Amendment, ports: Ports) -> None:
     """Raise ConfigError when the run could not continue with the amendment, but could without."""
     number = amendment.from_round
-    subnet = doors.chain.subnet(doors.chain.finalized().block)
+    subnet = ports.chain.subnet(ports.chain.finalized().block)
     faults = [*subnet_terms.misfits(after, number, subnet), *refusals(planned(after.spec_at(number), options))]
     known = {*subnet_terms.misfits(before, number, subnet), *refusals(planned(before.spec_at(number), options))}
     if fresh := [fault for fault in faults if fault not in known]:
@@ -169,7 +169,7 @@ def _require(options: Namespace, before: Run, after: Run, amendment: Amendment, 
 
 
 def _post(
-    options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing, amendment: Amendment
+    options: Namespace, settings: OwnerConfig, folder: RunFolder, ports: Ports, now: Standing, amendment: Amendment
 ) -> int:
     if now.refused is not None:
         say(f"it replaces the amendment in the slot, which nodes do not follow: {now.refused}")
@@ -179,12 +179,12 @@ def _post(
     then = _look(settings, folder)
     _require_unchanged(_heads(now), _heads(then))
     require_in_time(then, amendment)
-    block = announce(doors, amendment.to_bytes())
-    await_named(doors, amendment.digest, block)
-    return _confirm(options, settings, folder, doors, amendment)
+    block = announce(ports, amendment.to_bytes())
+    await_named(ports, amendment.digest, block)
+    return _confirm(options, settings, folder, ports, amendment)
 
 
-def _confirm(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, amendment: Amendment) -> int:
+def _confirm(options: Namespace, settings: OwnerConfig, folder: RunFolder, ports: Ports, amendment: Amendment) -> int:
     """Read the amendment back as other nodes do, and print when it is settled."""
     now = _look(settings, folder)
     if amendment in now.run.amendments:
@@ -226,7 +226,7 @@ def _staying(now: Standing) -> tuple[Amendment, ...]:
     return tuple(amendment for amendment in now.pending if now.run.settled_by(amendment) <= by)
 
 
-def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing) -> int:
+def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, ports: Ports, now: Standing) -> int:
     """Name the amendment before the first pending one that can still be withdrawn."""
     stays = _staying(now)
     leaves = now.pending[len(stays) :]
@@ -243,8 +243,8 @@ def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, doo
     then = _look(settings, folder)
     _require_unchanged((*_heads(now), now.run.head, stays), (*_heads(then), then.run.head, _staying(then)))
     head = stays[-1].digest if stays else now.run.head
-    block = name(doors, head)
-    await_named(doors, head, block)
+    block = name(ports, head)
+    await_named(ports, head, block)
     say(f"the owner's slot names {head.hex()[:16]} again, since block {block}")
     return 0
 
@@ -263,16 +263,16 @@ def _said(tables: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
             yield ascii(f"{table}.{field} = {json.dumps(value)}")[1:-1]
 
 
-def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> None:
+def _require_left_behind(run: Run, ports: Ports, now: Standing, number: int) -> None:
     """Raise ConfigError when the run has built on the round's agreement: nodes that look later would diverge from those
     that have applied it."""
-    newest = stated(run, doors, now.block)
+    newest = stated(run, ports, now.block)
     if newest is None:
         return
     try:
         with questions.steps("reading the agreed selections back") as tell:
             way = records(
-                run, doors, now.block, newest.link, lambda at, _: tell(newest.round - at, newest.round - number)
+                run, ports, now.block, newest.link, lambda at, _: tell(newest.round - at, newest.round - number)
             )
             gone_on = next((selection for _, selection in way if selection.round <= number), None)
     except StorageError as fault:

@@ -9,7 +9,7 @@ from murmur.cli.run import questions
 from murmur.cli.run.questions import say
 from murmur.data.shards import Shards
 from murmur.node.chain import subnet_terms
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import OwnerConfig
 from murmur.node.doctor.bucket_trial import require_read_only
 from murmur.node.observe import reader
@@ -38,10 +38,10 @@ def publish(options: Namespace) -> int:
     process.log_to_stderr("ERROR")  # that a validator lacks a copy of the data is no concern of the owner's
     folder = open_folder(options.folder)
     settings = questions.owner_settings(OwnerConfig, options, folder.path)
-    doors = questions.doors(settings, folder)
-    stood = _in_slot(doors)
+    ports = questions.ports(settings, folder)
+    stood = _in_slot(ports)
     with TemporaryDirectory() as home:
-        named = _named(doors, settings, folder, Path(home), replace=options.replace)
+        named = _named(ports, settings, folder, Path(home), replace=options.replace)
     lead = _lead(folder, options.start_in)
     data = Shards.open(folder.data, index_digest=Digest(bytes.fromhex(folder.table["data"]["index"])))
     whole = not options.without_data
@@ -51,34 +51,34 @@ def publish(options: Namespace) -> int:
                 split.verify(tell)
         say("data: every shard matches the index")
     _require_theta(folder)
-    require_read_only(doors.bucket, doors.pointer, local=folder.table["local"])
+    require_read_only(ports.bucket, ports.pointer, local=folder.table["local"])
     say("bucket: our key writes; the published key reads, and can do nothing else")
     blobs = blobs_of(theta_blobs(folder.path / THETA, folder.theta), data_blobs(folder.data, data, whole=whole))
     with questions.progress("putting up") as tell:
-        upload(doors.bucket, blobs, tell)
+        upload(ports.bucket, blobs, tell)
     say(f"bucket: {len(blobs)} objects, {sum(path.stat().st_size for _, path in blobs):,} bytes")
-    if _in_slot(doors) != stood:
+    if _in_slot(ports) != stood:
         raise ConfigError(
             "the owner's slot has changed since this command began: another machine has published meanwhile. "
             "Nothing was posted. Check it (murmur run show), or run the same command again"
         )
     if named is None:
-        spec = _seal(doors, folder, lead)
-        block = announce(doors, spec.to_bytes(), lambda: _require_time(doors, spec))
+        spec = _seal(ports, folder, lead)
+        block = announce(ports, spec.to_bytes(), lambda: _require_time(ports, spec))
         named = spec.digest
     else:
         spec = _known(folder)
         for document in folder.documents.values():
-            put(doors, document)  # the bucket may be a new one
-        slot = own_slot(doors)
-        block = name(doors, named) if slot is None or slot.pointer != doors.pointer else slot.block
-    await_named(doors, named, block)
+            put(ports, document)  # the bucket may be a new one
+        slot = own_slot(ports)
+        block = name(ports, named) if slot is None or slot.pointer != ports.pointer else slot.block
+    await_named(ports, named, block)
     say(f"chain: the owner's slot, last written in block {block}, names run {spec.name} ({spec.digest.hex()[:16]})")
     with TemporaryDirectory() as home, questions.progress("reading back") as tell:
         stranger = questions.as_strangers(settings, spec.owner, Path(home))
         for line in read_back(stranger, spec.digest, Path(home), tell, with_data=whole):
             say(f"read back: {line}")
-    _say_next(doors, settings, spec, options)
+    _say_next(ports, settings, spec, options)
     return 0
 
 
@@ -101,15 +101,15 @@ def _require_theta(folder: RunFolder) -> None:
         ) from None
 
 
-def _in_slot(doors: Doors) -> Digest | None:
-    slot = own_slot(doors)
+def _in_slot(ports: Ports) -> Digest | None:
+    slot = own_slot(ports)
     return slot.amendment if slot is not None else None
 
 
-def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *, replace: bool) -> Digest | None:
+def _named(ports: Ports, settings: OwnerConfig, folder: RunFolder, home: Path, *, replace: bool) -> Digest | None:
     """Return the digest in the owner's slot when it already names this run, or one of its amendments; None when it
     still has to be named. Raises ConfigError when the slot names another run, unless that is to be replaced."""
-    slot, spec = own_slot(doors), folder.spec
+    slot, spec = own_slot(ports), folder.spec
     if slot is None or slot.amendment is None:
         return None
     if slot.amendment in folder.documents:
@@ -144,21 +144,21 @@ def _lead(folder: RunFolder, wanted: int | None) -> int:
     return wanted
 
 
-def _seal(doors: Doors, folder: RunFolder, lead: int) -> RunSpec:
+def _seal(ports: Ports, folder: RunFolder, lead: int) -> RunSpec:
     """Return the spec with its first block. A spec sealed by an earlier start is kept if there is time left, since it
     may be on its way to the chain."""
-    final = doors.chain.finalized().block
+    final = ports.chain.finalized().block
     spec = folder.spec
     if spec is None or spec.clock.start_block < final + FEWEST_BLOCKS or not _is_of(spec, folder):
         spec = sealed(folder.table, folder.theta, final + lead)
-        subnet_terms.require_fit(Run(spec), 0, doors.chain.subnet(final))
+        subnet_terms.require_fit(Run(spec), 0, ports.chain.subnet(final))
         folder.seal(spec)
     return spec
 
 
-def _require_time(doors: Doors, spec: RunSpec) -> None:
+def _require_time(ports: Ports, spec: RunSpec) -> None:
     """Raise ConfigError when the run would begin before nodes can find it."""
-    left = spec.clock.start_block - doors.chain.finalized().block - spec.clock.finality_blocks
+    left = spec.clock.start_block - ports.chain.finalized().block - spec.clock.finality_blocks
     if left < LATEST_BLOCKS:
         raise ConfigError(
             f"the bucket took so long for the spec that round 0 (block {spec.clock.start_block}) would "
@@ -171,8 +171,8 @@ def _is_of(spec: RunSpec, folder: RunFolder) -> bool:
     return sealed(folder.table, folder.theta, spec.clock.start_block) == spec
 
 
-def _say_next(doors: Doors, settings: OwnerConfig, spec: RunSpec, options: Namespace) -> None:
-    blocks = spec.clock.start_block - doors.chain.finalized().block
+def _say_next(ports: Ports, settings: OwnerConfig, spec: RunSpec, options: Namespace) -> None:
+    blocks = spec.clock.start_block - ports.chain.finalized().block
     say()
     if blocks > 0:
         say(

@@ -22,8 +22,8 @@ from rich.progress import (
 )
 
 from murmur.node.config import settings
-from murmur.node.config.adapters import connect, open_doors
-from murmur.node.config.doors import Doors
+from murmur.node.config.adapters import connect, open_ports
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import HotkeyConfig, NetworkConfig, OwnerConfig
 from murmur.node.config.settings_sources import flat, is_secret
 from murmur.owner.folder import OWNER, RunFolder
@@ -113,9 +113,9 @@ def keep(options: Namespace, answered: HotkeyConfig) -> dict[str, str]:
     }
 
 
-def doors(settings: OwnerConfig, folder: RunFolder) -> Doors:
+def ports(settings: OwnerConfig, folder: RunFolder) -> Ports:
     """Return wallet, chain and bucket of the run's owner. Raises ConfigError for another owner, or another chain."""
-    found = open_doors(settings, connect(settings), local=folder.table["local"])
+    found = open_ports(settings, connect(settings), local=folder.table["local"])
     owner = hotkey(found.signer.peer)
     if owner != folder.table["owner"]:
         raise ConfigError(

@@ -36,8 +36,8 @@ def show(options: Namespace) -> int:
             return 0
         _say_where(options, mine.spec)
     there = network.open_network("murmur run show", options)
-    now = standing(there.run, there.doors)
-    newest = stated(there.run, there.doors, now.block)
+    now = standing(there.run, there.ports)
+    newest = stated(there.run, there.ports, now.block)
     lines = [*_spec(there.run.first), *_time(now), *_links(there, now.run, newest, now.block), *_amendments(now)]
     lines += [f"evaluated  {described_row(row)}" for row in read_rows(rows_of(there))[-1:]]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -86,7 +86,7 @@ def _time(now: Standing) -> list[str]:
 
 
 def _links(there: OpenedNetwork, run: Run, newest: Stated | None, block: int) -> list[str]:
-    slot = owner_slot(run.first.owner_id, there.doors.chain.peers(block))
+    slot = owner_slot(run.first.owner_id, there.ports.chain.peers(block))
     if slot is None or slot.pointer is None:
         bucket = "none: the owner's slot names no bucket"
     elif isinstance(slot.pointer, PublicPointer):
@@ -100,7 +100,7 @@ def _links(there: OpenedNetwork, run: Run, newest: Stated | None, block: int) ->
         what = "no round has been agreed yet"
     else:
         try:
-            _, found = next(records(run, there.doors, block, newest.link))
+            _, found = next(records(run, there.ports, block, newest.link))
             what = f"of round {found.round}, in which {len(found.contributing)} contributed"
         except StorageError as fault:
             what = f"its selection cannot be read: {fault}"

@@ -20,7 +20,7 @@ from gauntlet.selection import Ranking
 from gauntlet.sketch import Sketch
 from gauntlet.weights import weights
 from murmur.lab.arena.problem import Prober, Text, Theta
-from murmur.lab.arena.stage import DOORS, OWNER, sync_proof
+from murmur.lab.arena.stage import FUNCTIONS, OWNER, sync_proof
 from murmur.protocol.assignment import Draw
 from murmur.protocol.errors import InvalidSubmission
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope, parse_reveal
@@ -91,7 +91,7 @@ class Ours:
     def check(self, round: Round) -> Checked:
         judge, theta = self._judge(round), round.digests[-1]
         earlier, model = judge.compared(), Model(theta, lambda peer: sync_proof(theta, peer), round.outer)
-        return judge.check(model, round.gathered, DOORS, self._sketches(earlier))
+        return judge.check(model, round.gathered, FUNCTIONS, self._sketches(earlier))
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
         return self._judge(round).rank(checked)
@@ -169,7 +169,7 @@ class Published:
                 continue
             envelope, key = parse_envelope(item.payload[:ENVELOPE_BYTES]), parse_reveal(item.reveal).key
             try:
-                plaintext = DOORS.unseal(envelope, key, item.payload[ENVELOPE_BYTES:])
+                plaintext = FUNCTIONS.unseal(envelope, key, item.payload[ENVELOPE_BYTES:])
                 passed[peer] = ops.parse_submission(peer, round.number, plaintext, round.spec.layout)
             except InvalidSubmission as fault:
                 rejected[peer] = Rejection(peer, fault.reason, fault.detail)

@@ -10,7 +10,7 @@ from hashlib import sha256, sha512
 
 import torch
 
-from gauntlet.checks import Doors
+from gauntlet.checks import CheckFunctions
 from murmur.lab.arena.problem import CONTEXT, VOCABULARY, Regression
 from murmur.protocol.assignment import Draw
 from murmur.protocol.spec import ClockSpec, DataSpec, InnerSpec, RunSpec
@@ -70,7 +70,7 @@ def _verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
     return signature == sha512(peer + message).digest()
 
 
-DOORS = Doors(_verify, unseal)
+FUNCTIONS = CheckFunctions(_verify, unseal)
 
 
 def sync_proof(theta: Digest, peer: PeerId) -> Digest:

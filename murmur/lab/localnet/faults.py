@@ -120,7 +120,7 @@ class Copycat(Miner):
         round = node.state.saved.round - 1
         if round < 0:
             return None
-        chain = node.doors.chain
+        chain = node.ports.chain
         sources = node.sources()
         for peer in chain.peers(node.clock.commit_deadline(round)):
             statement = peer.slot.statement if peer.slot is not None else None
@@ -129,7 +129,7 @@ class Copycat(Miner):
             pair = [(peer.id, statement.envelope)]
             try:
                 opened = gather_pinned(
-                    node.run.first, node.run.id, round, pair, sources, node.doors.verify, node.transfer_seconds(1)
+                    node.run.first, node.run.id, round, pair, sources, node.ports.verify, node.transfer_seconds(1)
                 )
             except StorageError:
                 continue

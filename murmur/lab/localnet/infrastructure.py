@@ -46,7 +46,7 @@ def prepare(plan: Plan) -> Processes:
     return Processes(logs, {**ours, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
 
 
-def open_ground(plan: Plan, processes: Processes, say: Say) -> Ground:
+def infrastructure(plan: Plan, processes: Processes, say: Say) -> Ground:
     """Start the servers and register the members; `say` gets one line for every step. The caller stops the processes,
     also after a failure."""
     names = plan.names()

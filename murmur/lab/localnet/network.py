@@ -18,7 +18,7 @@ from murmur.lab.localnet.infrastructure import (
     DEVNET,
     START_SECONDS,
     Say,
-    open_ground,
+    infrastructure,
     prepare,
     stop,
     stop_nodes,
@@ -159,7 +159,7 @@ def open_network(plan: Plan, say: Say) -> Network:
     names = plan.names()
     processes = prepare(plan)
     try:
-        ground = open_ground(plan, processes, say)
+        ground = infrastructure(plan, processes, say)
         wallets, devnet, store = ground.wallets, ground.devnet, ground.store
         data = text_data(say)
         links = _open_links(plan, store)

@@ -16,7 +16,7 @@ import murmur.page.folder
 from murmur.chain.keys import verify
 from murmur.lab.devnet.recorded import open_recorded
 from murmur.lab.localnet.record import FOLDER
-from murmur.node.config.doors import Opener
+from murmur.node.config.ports import Opener
 from murmur.node.config.settings import NetworkConfig, load_network
 from murmur.node.observe import reader
 from murmur.protocol.errors import ConfigError
@@ -37,7 +37,7 @@ def network_config(program: str, folder: Path, flags: Mapping[str, Any] | None =
 
 
 def open_folder(folder: Path, config: NetworkConfig) -> reader.Opened:
-    """Return the run in the folder, and doors for reading only. Raises ConfigError for a folder without a chain or a
+    """Return the run in the folder, and ports for reading only. Raises ConfigError for a folder without a chain or a
     run, ChainError, StorageError."""
     if not (folder / FOLDER).is_dir():
         raise ConfigError(

@@ -12,8 +12,8 @@ from murmur.data.shards import Shards
 from murmur.lab.localnet import calibration
 from murmur.lab.localnet.plan import CALL_SECONDS, NETUID, Plan
 from murmur.lab.localnet.store import StoreReady
-from murmur.node.config.adapters import ChainAccess, open_doors, own_chain, own_wallet, signer_of
-from murmur.node.config.doors import Doors
+from murmur.node.config.adapters import ChainAccess, open_ports, own_chain, own_wallet, signer_of
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import BucketConfig, OwnerConfig, WalletConfig
 from murmur.node.doctor.bucket_trial import require_read_only
 from murmur.owner.draft import Place, draft, sealed, weight_rounds
@@ -36,8 +36,8 @@ WHILE_UNKNOWN = {
 """The draft's windows: long enough for every preset."""
 
 
-def open_owner(plan: Plan, url: str, store: StoreReady) -> Doors:
-    """Return the network's doors for the run's owner."""
+def open_owner(plan: Plan, url: str, store: StoreReady) -> Ports:
+    """Return the network's ports for the run's owner."""
     user = store.users["owner"]
     bucket = BucketConfig(
         endpoint=store.endpoint,
@@ -55,10 +55,10 @@ def open_owner(plan: Plan, url: str, store: StoreReady) -> Doors:
         call_timeout_seconds=CALL_SECONDS,
     )
     wallet = own_wallet(config)
-    return open_doors(config, ChainAccess(own_chain(config, wallet), signer_of(wallet), verify), local=True)
+    return open_ports(config, ChainAccess(own_chain(config, wallet), signer_of(wallet), verify), local=True)
 
 
-def drafted(plan: Plan, owner: Doors, data: Path) -> dict[str, Any]:
+def drafted(plan: Plan, owner: Ports, data: Path) -> dict[str, Any]:
     """Return the spec without theta_0 and, where it has to be measured, without the clock."""
     chain = owner.chain
     subnet = chain.subnet(chain.finalized().block)
@@ -68,7 +68,7 @@ def drafted(plan: Plan, owner: Doors, data: Path) -> dict[str, Any]:
 
 
 def seal(
-    plan: Plan, table: Mapping[str, Any], phases: Mapping[str, Sequence[float]] | None, owner: Doors, data: Path
+    plan: Plan, table: Mapping[str, Any], phases: Mapping[str, Sequence[float]] | None, owner: Ports, data: Path
 ) -> RunSpec:
     """Make theta_0, set the clock, and publish both: from then on the run exists. phases: the measured seconds; None
     where the plan has a clock."""

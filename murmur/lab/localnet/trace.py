@@ -112,9 +112,9 @@ def trace(folder: Path, round: int) -> Iterator[str]:
     """The lines to print of a round of the run in `folder`. Raises ConfigError where the round is void or its objects
     are gone, ChainError, StorageError."""
     config = run_folder.network_config("murmur localnet", folder)
-    doors, run = run_folder.open_folder(folder, config)
+    ports, run = run_folder.open_folder(folder, config)
     names = run_folder.names(folder)
-    facts, archive = observed(run, doors, round)
+    facts, archive = observed(run, ports, round)
     if facts.decision.selection is None:
         raise ConfigError(f"round {round} is void: nobody's work was applied, so there is nothing to follow")
     validator, report = _report(facts, archive)
@@ -123,12 +123,12 @@ def trace(folder: Path, round: int) -> Iterator[str]:
     reveals = _reveals(facts, archive, contributing)
     updates = {peer: _opened(facts, peer, reveals[peer]) for peer in contributing}
     events = {path.parent.name: _events(path, round) for path in folder.glob("nodes/*/events.jsonl")}
-    shards = open_data(config, run, doors, folder)
+    shards = open_data(config, run, ports, folder)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the nodes of a local network: only then training repeats to the bit
     try:
         start, device = Tip(round, facts.previous, facts.theta), torch.device("cpu")
-        with replica_at(run, doors, start, Path(gettempdir()), device) as replica:
+        with replica_at(run, ports, start, Path(gettempdir()), device) as replica:
             played = PlayedRound(facts, names, miner, validator, report, reveals, updates, events, replica, shards)
             yield f"round {round} of run {run.first.name} in ten stations; it follows {played.called(miner)}"
             flows = flow(facts.spec, played.peers)

@@ -28,8 +28,8 @@ from murmur import files
 from murmur.data.shards import Shards
 from murmur.lab.localnet.faults import KINDS
 from murmur.node.config import adapters
-from murmur.node.config.adapters import connect, open_doors
-from murmur.node.config.doors import Doors, Opener
+from murmur.node.config.adapters import connect, open_ports
+from murmur.node.config.ports import Opener, Ports
 from murmur.node.config.settings import NodeConfig, load
 from murmur.node.doctor.bucket_trial import require_read_only
 from murmur.node.fetch.sources import Sources
@@ -110,14 +110,14 @@ def reach_all_at(endpoint: str) -> None:
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:
     """Return the seconds of each phase of a round, measured concurrently with all other processes."""
     spec = parse_text(draft.read_text(), str(draft))
-    doors = open_doors(config, connect(config), local=spec.local)
-    require_read_only(doors.bucket, doors.pointer, local=spec.local)
+    ports = open_ports(config, connect(config), local=spec.local)
+    require_read_only(ports.bucket, ports.pointer, local=spec.local)
     assert config.data is not None
     shards = Shards.open(config.data, index_digest=spec.data.index_digest)
     shards.train.verify()
     torch.manual_seed(0)
     replica = Replica(spec, genesis_theta(spec.model, 0), ranks=ranks)
-    stage = _Rehearsal(role, spec, doors, shards, replica, config.home)
+    stage = _Rehearsal(role, spec, ports, shards, replica, config.home)
     stage.warm_up()
     for _ in range(REPEATS):
         stage.round()
@@ -127,15 +127,15 @@ def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[s
 class _Rehearsal:
     """One round's work of a node, before the network agrees on anything."""
 
-    def __init__(self, role: str, spec: RunSpec, doors: Doors, shards: Shards, replica: Replica, home: Path) -> None:
-        self.role, self.spec, self.doors, self.shards, self.replica = role, spec, doors, shards, replica
+    def __init__(self, role: str, spec: RunSpec, ports: Ports, shards: Shards, replica: Replica, home: Path) -> None:
+        self.role, self.spec, self.ports, self.shards, self.replica = role, spec, ports, shards, replica
         self.folder = home / KEY
         self.seconds: dict[str, list[float]] = {}
         self.updates: dict[PeerId, Update] = {}
 
     def warm_up(self) -> None:
         """Publish the pointer and an object, and wait for another peer's object: first calls are slow."""
-        self.doors.chain.publish(encode_slot(self.doors.pointer))
+        self.ports.chain.publish(encode_slot(self.ports.pointer))
         self._compute()
         self._upload()
         until = time.monotonic() + 30
@@ -149,7 +149,7 @@ class _Rehearsal:
         """Do one round's work, phase by phase."""
         self._measured("compute", self._compute)
         self._measured("upload", self._upload)
-        self._measured("commit", lambda: self.doors.chain.publish(encode_slot(self.doors.pointer)))
+        self._measured("commit", lambda: self.ports.chain.publish(encode_slot(self.ports.pointer)))
         self._measured("reveal", self._reveal)
         if self.role == "validator":
             self._measured("check", self._check)
@@ -167,36 +167,36 @@ class _Rehearsal:
         if self.role == "miner":
             self.replica.inner_round(sequences(self.shards.train, pages, spec.model.context))
         update = self.replica.compress()
-        self.updates[self.doors.signer.peer] = update
+        self.updates[self.ports.signer.peer] = update
         plaintext = wire.encode(self.replica.digest(), update)
-        self.sealed = seal(plaintext, run=spec.digest, round=0, signer=self.doors.signer)
+        self.sealed = seal(plaintext, run=spec.digest, round=0, signer=self.ports.signer)
         checkpoint.save(self.folder, self.replica.own_state())
 
     def _upload(self) -> None:
-        self.doors.bucket.put(KEY, self.sealed.object, timeout_seconds=30.0)
+        self.ports.bucket.put(KEY, self.sealed.object, timeout_seconds=30.0)
 
     def _reveal(self) -> None:
-        self.replica.sync_proof(self.doors.chain.finalized().hash, self.doors.signer.peer)
-        self.doors.bucket.put(f"{KEY}-key", bytes(REVEAL_BYTES), timeout_seconds=30.0)
+        self.replica.sync_proof(self.ports.chain.finalized().hash, self.ports.signer.peer)
+        self.ports.bucket.put(f"{KEY}-key", bytes(REVEAL_BYTES), timeout_seconds=30.0)
 
     def _fetch(self) -> int:
-        chain = self.doors.chain
+        chain = self.ports.chain
         peers = chain.peers(chain.finalized().block)
-        sources = Sources(peers, self.doors.open_pointer)
+        sources = Sources(peers, self.ports.open_pointer)
         wanted = [
             Wanted(peer.id, (Source(opener, KEY),), self.spec.object_bytes, lambda data: True)
             for peer in peers
-            if (opener := sources.bucket_of(peer.id)) is not None and peer.id != self.doors.signer.peer
+            if (opener := sources.bucket_of(peer.id)) is not None and peer.id != self.ports.signer.peer
         ]
         found = gather(wanted, timeout_seconds=30.0, max_threads=FETCH_THREADS)
         return sum(isinstance(data, bytes) for data in found.values())
 
     def _advance(self) -> None:
         for _ in range(2):
-            self.doors.chain.peers(self.doors.chain.finalized().block)
+            self.ports.chain.peers(self.ports.chain.finalized().block)
         self._fetch()
-        count = len(self.doors.chain.peers(self.doors.chain.finalized().block))
-        mine = self.updates[self.doors.signer.peer]
+        count = len(self.ports.chain.peers(self.ports.chain.finalized().block))
+        mine = self.updates[self.ports.signer.peer]
         self.replica.outer_step([mine] * count, alpha=0.1, aggregate=self.spec.outer.aggregate)
         checkpoint.save(self.folder, self.replica.consensus_state())
 
@@ -206,19 +206,19 @@ class _Rehearsal:
         sample, sketches = Sample(self.spec.layout, self.sealed.digest), []
         for _ in range(count):
             plaintext = unseal(envelope, self.sealed.key, self.sealed.ciphertext)
-            submission = ops.parse_submission(self.doors.signer.peer, 0, plaintext, self.spec.layout)
+            submission = ops.parse_submission(self.ports.signer.peer, 0, plaintext, self.spec.layout)
             submission.update.norms  # noqa: B018
             update = submission.update
             sketches.append(Sketch(submission.peer, 0, update.digest, sample.excerpt(update.records)))
-            self.doors.bucket.put(f"{KEY}-mirror", self.sealed.object, timeout_seconds=30.0)
+            self.ports.bucket.put(f"{KEY}-mirror", self.sealed.object, timeout_seconds=30.0)
         sample.near(sketches, count, self.spec.gauntlet.copy_overlap)
 
     def _evaluate(self) -> None:
         spec = self.spec
         context = spec.model.context
-        registered = self.doors.chain.peers(self.doors.chain.finalized().block)
+        registered = self.ports.chain.peers(self.ports.chain.finalized().block)
         count = sum(not peer.validates and peer.id != spec.owner_id for peer in registered)
-        mine = self.updates[self.doors.signer.peer]
+        mine = self.updates[self.ports.signer.peer]
         scales = (1.0,) * len(spec.layout.tensors)
         peers = min(count, spec.gauntlet.evaluations)
         losses_each = 2 + min(spec.gauntlet.references, max(0, peers - 1))

@@ -15,7 +15,7 @@ from murmur.cluster.member import Member
 from murmur.lab.simulation.clock import Killed, Life
 from murmur.lab.simulation.machine import COMPRESSION, DATA, Machines, Recorder, inner, transfer_seconds
 from murmur.lab.simulation.machine import Machine as NodeMachine
-from murmur.lab.simulation.modelled_replica import DEEP, MODEL, Costs, Learner, NoText
+from murmur.lab.simulation.modelled_replica import DEEP, MODEL, Costs, ModelledReplica, NoText
 from murmur.lab.simulation.store import Call
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
@@ -82,7 +82,7 @@ class Cluster(Machines[Machine]):
             program, life = machine.program, machine.life
 
             def say() -> None:
-                program.pulse.leave()
+                program.heartbeat.leave()
                 life.kill()
 
             life.start(say, "leaving")
@@ -102,10 +102,10 @@ class Cluster(Machines[Machine]):
             return transfer_seconds(draw, num_bytes, large="/payload/" in key or "blob/" in key, up=up) * slow
 
         bucket = self.store.bucket(BUCKET, reader=machine.name, time=life, link=link)
-        ledger = OneOfMany(bucket, self.run, Group(SECRET), machine.id, life)
-        learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * machine.pace), draw)
+        ledger = SerialLedger(bucket, self.run, Group(SECRET), machine.id, life)
+        modelled = ModelledReplica(self.spec, self.problem, life, Costs(INNER_SECONDS * machine.pace), draw)
         events = Recorder(partial(self.told, machine))
-        held = NodeState(self.spec, self.run, learner, disk, events, life)
+        held = NodeState(self.spec, self.run, modelled, disk, events, life)
         process = sha256(f"{machine.name} {machine.lives}".encode()).hexdigest()[:16]
         return Member(self.spec, machine.name, held, NoText(), ledger, process)
 
@@ -124,7 +124,7 @@ class Cluster(Machines[Machine]):
             raise StorageError(f"{call.verb}: no connection to the endpoint")
 
 
-class OneOfMany(Ledger):
+class SerialLedger(Ledger):
     """One of the ledgers of this process, which all read the same beats: each is parsed once."""
 
     def beat_of(self, member: PeerId, data: bytes) -> Beat:

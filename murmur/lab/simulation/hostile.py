@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from gauntlet.agreement import abstention
 from gauntlet.book import ScoreBook, eligible
-from murmur.lab.simulation.modelled_replica import Contrary, Learner, NoText
+from murmur.lab.simulation.modelled_replica import Contrary, ModelledReplica, NoText
 from murmur.lab.simulation.store import Call
 from murmur.node.node import Node
 from murmur.protocol.errors import ChainError, ObjectMissing
@@ -181,11 +181,11 @@ class TwoFacedMiner(Miner):
         self.faces, self.name = faces, name
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        learner = self.node.state.replica
-        assert isinstance(learner, Learner)
-        honest = learner.problem
-        learner.problem = Contrary(honest) if self.faces.harms(self.name, round) else honest
+        modelled = self.node.state.replica
+        assert isinstance(modelled, ModelledReplica)
+        honest = modelled.problem
+        modelled.problem = Contrary(honest) if self.faces.harms(self.name, round) else honest
         try:
             super().train(round, pages)
         finally:
-            learner.problem = honest
+            modelled.problem = honest

@@ -20,7 +20,7 @@ from murmur.lab.simulation.modelled_replica import (
     PAGE_SEQUENCES,
     PAGE_TOKENS,
     Costs,
-    Learner,
+    ModelledReplica,
     Problem,
 )
 from murmur.lab.simulation.store import Store
@@ -154,7 +154,7 @@ class Machines(ABC, Generic[M]):
     def found(self, bucket: Bucket, draft: Callable[[Digest], S]) -> S:
         """Make theta_0 and put it into the bucket; the spec that names it."""
         provisional = draft(Digest(bytes(32)))
-        state = Learner(provisional, self.problem, self.outside, Costs(0.0), self.random).consensus_state()
+        state = ModelledReplica(provisional, self.problem, self.outside, Costs(0.0), self.random).consensus_state()
         genesis = checkpoint.save(self.folder / "genesis", state)
         for digest, path in checkpoint.blobs(self.folder / "genesis", genesis):
             bucket.put(keys.blob(digest), path, timeout_seconds=1)

@@ -173,7 +173,7 @@ class Machine(Trainer):
         pass
 
 
-class Learner(Replica):
+class ModelledReplica(Replica):
     """A Replica that learns the linear problem and spends modelled time on it."""
 
     trainer = Machine

@@ -12,11 +12,11 @@ from murmur.lab.simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeC
 from murmur.lab.simulation.clock import Life
 from murmur.lab.simulation.hostile import Faces, HostileValidator, TwoFacedMiner
 from murmur.lab.simulation.machine import COMPRESSION, DATA, Machine, Machines, Recorder, inner, transfer_seconds
-from murmur.lab.simulation.modelled_replica import MODEL, Costs, Learner, NoText
+from murmur.lab.simulation.modelled_replica import MODEL, Costs, ModelledReplica, NoText
 from murmur.lab.simulation.signer import HashSigner, hash_verify
 from murmur.lab.simulation.store import StoreBucket
 from murmur.lab.simulation.world import World
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.node import Node
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
@@ -197,24 +197,24 @@ class Network(Machines[Member]):
 
     def make_program(self, member: Member, life: Life, disk: StateStore) -> Program:
         draw = random.Random(f"{self.seed} {member.name} {member.lives}")
-        doors = self._doors(member, life, draw)
+        ports = self._ports(member, life, draw)
         saved = disk.load()
         # Its spec is written as JSON, which knows no shapes but a language model's.
         known = disk.run.load() or self.run
         run = settled(
-            Run(self.spec, known.amendments), saved.round if saved is not None else 0, doors, disk.run.read, life
+            Run(self.spec, known.amendments), saved.round if saved is not None else 0, ports, disk.run.read, life
         )
         disk.run.save(run)
-        learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
+        modelled = ModelledReplica(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
         events = Recorder(partial(self.told, member))
-        node = Node(run, doors, NodeState(self.spec, self.run.id, learner, disk, events, life))
+        node = Node(run, ports, NodeState(self.spec, self.run.id, modelled, disk, events, life))
         if not member.validates:
             if member.hostile:
                 return TwoFacedMiner(node, NoText(), self.faces, member.name)
             return self.programs.miner(node, NoText())
         return (self.programs.hostile if member.hostile else self.programs.validator)(node, NoText())
 
-    def _doors(self, member: Member, life: Life, draw: random.Random) -> Doors:
+    def _ports(self, member: Member, life: Life, draw: random.Random) -> Ports:
         def link(key: str, num_bytes: int, *, up: bool) -> float:
             large = "/payload/" in key or "/mirror/" in key or "blob/" in key
             return transfer_seconds(draw, num_bytes, large=large, up=up)
@@ -223,7 +223,7 @@ class Network(Machines[Member]):
             assert isinstance(pointer, Pointer)  # nobody's bucket is public here
             return self.store.open(pointer, reader=member.name, time=life, link=link)
 
-        return Doors(
+        return Ports(
             chain=NodeChain(self.blocks, member.connection, member.peer, life, draw),
             signer=member.signer,
             verify=hash_verify,

@@ -10,7 +10,7 @@ from loguru import logger
 from gauntlet.agreement import Agreed
 from murmur.node.chain.agreement import Agreement
 from murmur.node.chain.retrying_chain import RetryingChain
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.sources import Sources, sources_as_of
 from murmur.node.telemetry.events import Timeline
 from murmur.protocol.errors import ChainError, ConfigError
@@ -34,13 +34,13 @@ STALL_SECONDS = 1.0
 class Follower:
     """One node's view of a run's chain. Everything that blocks has a deadline from the round clock."""
 
-    def __init__(self, run: Run, doors: Doors, timeline: Timeline) -> None:
+    def __init__(self, run: Run, ports: Ports, timeline: Timeline) -> None:
         self.run, self.timeline = run, timeline
         self.clock = run.clock
-        patient = RetryingChain(doors.chain, run.clock, run.first.clock.block_seconds, doors.time)
-        self.doors = replace(doors, chain=patient)
-        self.me = doors.signer.peer
-        self.time = doors.time
+        patient = RetryingChain(ports.chain, run.clock, run.first.clock.block_seconds, ports.time)
+        self.ports = replace(ports, chain=patient)
+        self.me = ports.signer.peer
+        self.time = ports.time
         self._waited = False
         self.may_want = True
         """Whether our bucket may list payloads that we lack."""
@@ -54,7 +54,7 @@ class Follower:
 
     def head(self) -> int:
         """The finalised head's block number."""
-        return self.doors.chain.finalized().block
+        return self.ports.chain.finalized().block
 
     def seconds_until(self, block: int) -> float:
         """Planned seconds from the finalised head to `block`, at least 0."""
@@ -92,13 +92,13 @@ class Follower:
                         seconds=int(expected),
                     )
                     told = True
-                return self.doors.chain.wait(block, PATIENCE * expected + 30)
+                return self.ports.chain.wait(block, PATIENCE * expected + 30)
             except ChainError as fault:
                 if self._passed(block):
                     # It is final, so the chain is not the cause of the wait. Try once more, then the caller has to
                     # know.
                     self.time.sleep(STALL_SECONDS)
-                    return self.doors.chain.header(block)
+                    return self.ports.chain.header(block)
                 logger.warning(
                     "still waiting for {why}: block {block} is not final after {seconds} s ({fault}); retrying",
                     why=why,
@@ -125,7 +125,7 @@ class Follower:
             while not (final or left):
                 began = self.time.now()
                 try:
-                    self.doors.chain.wait(block, pause)
+                    self.ports.chain.wait(block, pause)
                     final = True
                 except ChainError:  # not final yet, or no answer
                     self.time.sleep(max(0.0, began + pause - self.time.now()))
@@ -154,7 +154,7 @@ class Follower:
     def sources(self, block: int | None = None) -> Sources:
         """Return the sources of objects, as of a final block (default: the head)."""
         at = self.head() if block is None else block
-        return sources_as_of(self.run, at, self.doors.chain.peers(at), self.doors.open_pointer)
+        return sources_as_of(self.run, at, self.ports.chain.peers(at), self.ports.open_pointer)
 
     def transfer_seconds(self, num_payloads: int) -> float:
         """Return the time-out of a transfer of `num_payloads` payloads, in seconds: four times the planned time on the
@@ -171,15 +171,15 @@ class Follower:
             me = self.registered()
             named = me.slot.amendment if me is not None and me.slot is not None else None
             amendment = named or self.run.head
-        return _paid(lambda: self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment)))
+        return _paid(lambda: self.ports.chain.publish(encode_slot(self.ports.pointer, statement, amendment)))
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
         """Set our weights; return the block of the set, or of the sealed commit of them."""
-        return _paid(lambda: self.doors.chain.set_weights(weights))
+        return _paid(lambda: self.ports.chain.set_weights(weights))
 
     def registered(self) -> Peer | None:
         """Return our peer as the chain shows it; None when the hotkey is not registered."""
-        return next((peer for peer in self.doors.chain.peers(self.head()) if peer.id == self.me), None)
+        return next((peer for peer in self.ports.chain.peers(self.head()) if peer.id == self.me), None)
 
 
 def _paid(call: Callable[[], int]) -> int:

@@ -1,1 +1,1 @@
-"""Settings from flags, environment and file; from settings the doors, the keys and the device."""
+"""Settings from flags, environment and file; from settings the ports, the keys and the device."""

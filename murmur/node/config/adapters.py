@@ -1,4 +1,4 @@
-"""Open the two doors and the keys from the configuration: the only module that chooses implementations."""
+"""Open the two ports and the keys from the configuration: the only module that chooses implementations."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from murmur.chain.adapter import SubtensorChain, open_chain
 from murmur.chain.keys import HotkeySigner, open_wallet, verify
-from murmur.node.config.doors import Doors, Opener, is_local
+from murmur.node.config.ports import Opener, Ports, is_local
 from murmur.node.config.settings import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.messages import encode_pointer
@@ -76,7 +76,7 @@ def published(own: BucketConfig) -> Pointer | PublicPointer:
     return Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
 
 
-def open_doors(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: bool) -> Doors:
+def open_ports(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: bool) -> Ports:
     """Open the bucket, and return it with the chain, for a run that is `local` or not. Raises ConfigError."""
     own, pointer = config.bucket, published(config.bucket)
     if not local and urlsplit(pointer.endpoint).scheme != "https":
@@ -85,4 +85,4 @@ def open_doors(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: 
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
     encode_pointer(pointer)  # a pointer that cannot be published fails now, not in the first round
     chain = access.chain.as_local() if local else access.chain
-    return Doors(chain, access.signer, access.verify, bucket, pointer, opener(local=local))
+    return Ports(chain, access.signer, access.verify, bucket, pointer, opener(local=local))

@@ -1,7 +1,7 @@
 """Checks of the bucket: we can open it, our key writes it, and the published pointer only reads it."""
 
 from murmur.chain.keys import verify
-from murmur.node.config.adapters import ChainAccess, open_doors
+from murmur.node.config.adapters import ChainAccess, open_ports
 from murmur.node.config.settings_sources import variable_of
 from murmur.node.doctor.bucket_trial import try_own
 from murmur.node.doctor.examined_node import ExaminedNode
@@ -18,16 +18,16 @@ POINTER_FIX = f"check {ENDPOINT} and {variable_of('bucket.name')} (--bucket.name
 def pointer(node: ExaminedNode) -> str:
     """Check that the configured bucket is valid and its pointer can be published."""
     config = node.config
-    node.doors = open_doors(config, ChainAccess(node.chain, node.signer, verify), local=node.local)
+    node.ports = open_ports(config, ChainAccess(node.chain, node.signer, verify), local=node.local)
     return f"{config.bucket.endpoint}/{config.bucket.name} can be published"
 
 
 def bucket(node: ExaminedNode) -> str:
     """Check that our key writes, and that the published pointer reads and does no more."""
-    doors = node.doors
+    ports = node.ports
     began = node.time.now()
     try:
-        try_own(doors.bucket, doors.pointer, local=node.local, timeout_seconds=TRY_SECONDS, time=doors.time)
+        try_own(ports.bucket, ports.pointer, local=node.local, timeout_seconds=TRY_SECONDS, time=ports.time)
     except StorageError as fault:
         raise Fault(
             f"the store fails ({fault}): peers could not read anything from this node",

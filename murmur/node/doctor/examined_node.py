@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from murmur.chain.adapter import SubtensorChain
 from murmur.data.shards import Shards
-from murmur.node.config.doors import Doors, is_local
+from murmur.node.config.ports import Ports, is_local
 from murmur.node.config.settings import NodeConfig
 from murmur.node.doctor.finding import Examined, Reaction
 from murmur.node.state.store import StateStore
@@ -36,7 +36,7 @@ class ExaminedNode(Examined):
     peers: tuple[Peer, ...]
     me: Peer
     found: Run
-    doors: Doors
+    ports: Ports
     store: StateStore
     run: Run
     round: int

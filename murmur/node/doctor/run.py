@@ -56,7 +56,7 @@ def state(node: ExaminedNode) -> str:
 
 def run(node: ExaminedNode) -> str:
     """Check that this release can take part, and that the run can work on the subnet as it is."""
-    node.run = settled(node.found, node.undecided, node.doors, node.read)
+    node.run = settled(node.found, node.undecided, node.ports, node.read)
     node.round = max(0, node.run.clock.round_at(node.head.block))
     runs.require_protocol(node.run, node.round)
     subnet_terms.require_fit(node.run, node.round, node.subnet)
@@ -66,7 +66,7 @@ def run(node: ExaminedNode) -> str:
 def data(node: ExaminedNode) -> str:
     """Check that the data set is the run's."""
     try:
-        node.shards = open_data(node.config, node.run, node.doors, node.home)
+        node.shards = open_data(node.config, node.run, node.ports, node.home)
     except ConfigError as fault:
         raise Fault(str(fault), FETCH_FIX if node.config.data is None else DATA_FIX) from None
     index = node.run.first.data.index_digest

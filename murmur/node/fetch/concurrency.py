@@ -10,7 +10,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def beside(work: Callable[[T], R], items: Sequence[T], threads: int, time: Time) -> list[R]:
+def parallel_map(work: Callable[[T], R], items: Sequence[T], threads: int, time: Time) -> list[R]:
     """Apply `work` to every item in at most `threads` threads. Return the results in the items' order. Raises the error
     of the first failed item in order, once all have ended."""
     done: dict[int, R] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.threads import OPEN_THREADS
 from murmur.protocol.errors import InvalidMessage, InvalidSubmission
 from murmur.protocol.layout import Layout
@@ -50,7 +50,7 @@ def open_pinned(
         except InvalidSubmission:
             return Opened(peer, pinned, None, None)
 
-    return beside(opened, range(len(ordered)), open_threads(spec), time)
+    return parallel_map(opened, range(len(ordered)), open_threads(spec), time)
 
 
 def open_threads(spec: TrainingSpec) -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Protocol
 
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import Opened, open_pinned, open_threads
 from murmur.node.fetch.sources import Sources
-from murmur.node.fetch.threads import FETCH_THREADS, KEY_THREADS, PREFETCH_THREADS, beside_each_other
+from murmur.node.fetch.threads import FETCH_THREADS, KEY_THREADS, PREFETCH_THREADS, parallel_fetches
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, StorageError
 from murmur.protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
@@ -85,7 +85,7 @@ def _gather(
         found = (mapped(cached(cache, item.peer, name)) for name in names(item.peer)) if cache is not None else ()
         return next((d for d in found if d is not None and len(d) == item.size and item.accept(d)), None)
 
-    looked = beside(look, wanted, threads, time)
+    looked = parallel_map(look, wanted, threads, time)
     here = {item.peer: data for item, data in zip(wanted, looked, strict=True) if data is not None}
     rest = [item for item in wanted if item.peer not in here]
     return {**here, **gather(rest, timeout_seconds=timeout, max_threads=FETCH_THREADS, cache=cache, time=time)}
@@ -111,7 +111,7 @@ def collect_pinned(
     return Collection(
         [_envelope_first(item, envelope, verify) for item, (_, envelope) in zip(sealed, pairs, strict=True)],
         seconds_left=seconds_left,
-        max_threads=beside_each_other(spec.gauntlet.contributors),
+        max_threads=parallel_fetches(spec.gauntlet.contributors),
         lasting=True,
         cache=cache,
         room=_room(cache),
@@ -320,7 +320,7 @@ def _copies_of_others(
         places = [source for one in (*showing[turn:], *showing[:turn]) for source in sources.own(one, key)]
         return Wanted(peer, tuple(places), size, matches(envelope))
 
-    wanted = [item for item in beside(shown, pairs, ASKED_FOR, time) if item.sources]
+    wanted = [item for item in parallel_map(shown, pairs, ASKED_FOR, time) if item.sources]
     return gather(wanted, timeout_seconds=timeout, max_threads=FETCH_THREADS, cache=cache, time=time)
 
 
@@ -337,7 +337,7 @@ def _keys_of_others(
         found = first(wanted, timeout_seconds=ASK_SECONDS, max_threads=ASK_THREADS, time=time)
         return None if found is None else (peer, found[1])
 
-    return dict(found for found in beside(given, envelopes, ASKED_FOR, time) if found is not None)
+    return dict(found for found in parallel_map(given, envelopes, ASKED_FOR, time) if found is not None)
 
 
 def gather_pinned(

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from gauntlet.report import Report, parse_report
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.sources import Sources
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, ObjectMissing
@@ -51,8 +51,8 @@ SILENT = {UnreadReason.REFUSED, UnreadReason.UNAVAILABLE}
 class Reports:
     """The reports of one run, from the buckets of validators that `sources` gives."""
 
-    def __init__(self, run: Run, doors: Doors, sources: Sources) -> None:
-        self._run, self._doors, self._sources = run, doors, sources
+    def __init__(self, run: Run, ports: Ports, sources: Sources) -> None:
+        self._run, self._ports, self._sources = run, ports, sources
         self._read: dict[tuple[PeerId, int], Found] = {}
 
     def read(self, validator: PeerId, round: int) -> Found:
@@ -116,11 +116,11 @@ class Reports:
             ],
             timeout_seconds=seconds,
             max_threads=_THREADS,
-            time=self._doors.time,
+            time=self._ports.time,
         )
         return {one: _CODES[answer.kind] for one, answer in answers.items() if isinstance(answer, Fault)}
 
     def _parsed(self, validator: PeerId, round: int, data: bytes) -> Found:
-        body = parse_document(data, "report", self._run.id, round, validator, self._doors.verify)
+        body = parse_document(data, "report", self._run.id, round, validator, self._ports.verify)
         self._read[validator, round] = parse_report(body, round), body
         return self._read[validator, round]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from gauntlet.agreement import mirrors
-from murmur.node.config.doors import Opener
+from murmur.node.config.ports import Opener
 from murmur.protocol import keys
 from murmur.protocol.run import Run
 from murmur.protocol.types import Digest, Peer, PeerId, Pointer, PublicPointer

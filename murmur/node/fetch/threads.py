@@ -14,7 +14,7 @@ PART_THREADS = 64
 """Parts of shards. Many: a part is small, and costs two round trips."""
 
 
-def beside_each_other(contributors: int) -> int:
+def parallel_fetches(contributors: int) -> int:
     """How many payloads a validator reads at once: no more than FETCH_THREADS, in rows that the contributors fill. What
     travels together shares the link and is whole together, so others in their last row would hold them up, past V where
     the link carries the contributors' payloads only."""

@@ -12,7 +12,7 @@ import torch
 
 from gauntlet.agreement import Tip, mirrors, outcome, refs_named
 from gauntlet.audit import Finding, Topic, Verdict, audit
-from gauntlet.checks import Doors as CheckDoors
+from gauntlet.checks import CheckFunctions
 from gauntlet.commitment import commitment
 from gauntlet.facts import Claim, Facts, Row, State
 from gauntlet.judge import Earlier
@@ -23,7 +23,7 @@ from gauntlet.sketch import Sketch
 from murmur.data.shards import Shards
 from murmur.node.chain.agreement import Agreement
 from murmur.node.chain.weights_status import UnseenReason, row_of
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.payloads import fetch_keys, fetch_pinned
 from murmur.node.fetch.reports import FETCH_SECONDS, LOOK_BACK_ROUNDS, Found, Reports
 from murmur.node.fetch.sources import Sources
@@ -69,12 +69,12 @@ class Archive:
     """A run's public objects, from any bucket that still has them. `views`: blocks, and the peers registered as of
     them, whose buckets are asked; the newest last."""
 
-    def __init__(self, run: Run, doors: Doors, *views: tuple[int, Sequence[Peer]]) -> None:
-        self.run, self.doors = run, doors
+    def __init__(self, run: Run, ports: Ports, *views: tuple[int, Sequence[Peer]]) -> None:
+        self.run, self.ports = run, ports
         self.peers = {p.id: p for _, peers in views for p in peers if p.slot is not None and p.slot.pointer is not None}
         copies = dict.fromkeys(mirror for block, peers in views for mirror in mirrors(run, block, peers))
-        self.sources = Sources(self.peers.values(), doors.open_pointer, copies)
-        self._reports = Reports(run, doors, self.sources)
+        self.sources = Sources(self.peers.values(), ports.open_pointer, copies)
+        self._reports = Reports(run, ports, self.sources)
 
     def report(self, validator: PeerId, round: int) -> Found:
         """Return a validator's report and its body. Raises what `Reports.read` does."""
@@ -139,14 +139,14 @@ class Archive:
             except InvalidMessage:
                 return False
             meant = (envelope.run, envelope.round, envelope.peer) == (self.run.id, round, peer)
-            return meant and self.doors.verify(peer, envelope.signed_part, envelope.signature)
+            return meant and self.ports.verify(peer, envelope.signed_part, envelope.signature)
 
         return accept
 
 
 def audit_round(
     run: Run,
-    doors: Doors,
+    ports: Ports,
     shards: Shards | None,
     round: int,
     home: Path,
@@ -158,27 +158,27 @@ def audit_round(
 
     Raises ConfigError for a round that cannot be audited (from this chain node), and says which can.
     """
-    first, last = auditable(run, doors)
+    first, last = auditable(run, ports)
     if not first <= round <= last:
         raise ConfigError(_not_auditable(run, round, first, last))
-    with _facts(run, doors, shards, round, home, device) as (facts, archive):
+    with _facts(run, ports, shards, round, home, device) as (facts, archive):
         block = run.clock.vote_deadline(round)
-        everyone = mirrors(run, block, doors.chain.peers(block))
+        everyone = mirrors(run, block, ports.chain.peers(block))
         wanted = [validator] if validator is not None else sorted(everyone)
         return [_audited(facts, archive, peer) for peer in wanted]
 
 
-def auditable(run: Run, doors: Doors) -> tuple[int, int]:
+def auditable(run: Run, ports: Ports) -> tuple[int, int]:
     """Return the first and the last round whose state the chain's node has from its page block to its last statement.
     The last is below the first when there is none."""
-    head = doors.chain.finalized().block
+    head = ports.chain.finalized().block
     last = run.clock.round_at(head) - (head < run.clock.vote_deadline(run.clock.round_at(head)))
     low, high = 0, max(0, last + 1)
     while low < high:
         middle = (low + high) // 2
         try:
-            doors.chain.header(run.clock.page_block(middle))
-            doors.chain.peers(run.clock.page_block(middle))
+            ports.chain.header(run.clock.page_block(middle))
+            ports.chain.peers(run.clock.page_block(middle))
         except ChainError:
             low = middle + 1
         else:
@@ -186,13 +186,13 @@ def auditable(run: Run, doors: Doors) -> tuple[int, int]:
     return low, last
 
 
-def last_reported(run: Run, doors: Doors) -> int:
+def last_reported(run: Run, ports: Ports) -> int:
     """Return the newest round that can be audited and that a validator has reported. Raises ConfigError when there is
     none."""
-    first, last = auditable(run, doors)
-    head = doors.chain.finalized().block
-    peers = doors.chain.peers(head)
-    reports = Reports(run, doors, Sources(peers, doors.open_pointer))
+    first, last = auditable(run, ports)
+    head = ports.chain.finalized().block
+    peers = ports.chain.peers(head)
+    reports = Reports(run, ports, Sources(peers, ports.open_pointer))
     found = reports.newest(last, mirrors(run, head, peers))
     newest = max((report.round for report in found.values()), default=-1)
     if newest < first:
@@ -213,10 +213,10 @@ def _not_auditable(run: Run, round: int, first: int, last: int) -> str:
     )
 
 
-def observed(run: Run, doors: Doors, round: int) -> tuple[Facts, Archive]:
+def observed(run: Run, ports: Ports, round: int) -> tuple[Facts, Archive]:
     """Return the round's public facts, without the model, and where its objects are. Raises ChainError; ConfigError
     for a round in which no validator spoke."""
-    chain, clock, spec = doors.chain, run.clock, run.spec_at(round)
+    chain, clock, spec = ports.chain, run.clock, run.spec_at(round)
     last = clock.commit_deadline(round)
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_deadline(round))
     log = Agreement(chain).log(run, round, clock.vote_deadline(round))
@@ -225,7 +225,7 @@ def observed(run: Run, doors: Doors, round: int) -> tuple[Facts, Archive]:
     theta, previous = next(iter(named))
     at_vote_deadline = chain.peers(clock.vote_deadline(round))
     head = chain.finalized().block
-    archive = Archive(run, doors, (clock.vote_deadline(round), at_vote_deadline), (head, chain.peers(head)))
+    archive = Archive(run, ports, (clock.vote_deadline(round), at_vote_deadline), (head, chain.peers(head)))
     pairs = [(peer.id, promise.envelope) for peer in commit if (promise := commitment(peer, round, last)) is not None]
     facts = Facts(
         run,
@@ -238,18 +238,18 @@ def observed(run: Run, doors: Doors, round: int) -> tuple[Facts, Archive]:
         previous,
         outcome(run, round, log, clock.vote_deadline(round)).agreed,
         archive.payloads(spec, round, pairs),
-        CheckDoors(doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
+        CheckFunctions(ports.verify, lambda envelope, key, data: unseal(envelope, key, data)),
         head,
     )
     return facts, archive
 
 
 @contextmanager
-def replica_at(run: Run, doors: Doors, tip: Tip, home: Path, device: torch.device) -> Iterator[Replica]:
+def replica_at(run: Run, ports: Ports, tip: Tip, home: Path, device: torch.device) -> Iterator[Replica]:
     """The model as it stood at this tip, caught up like a joiner's; nothing later is on its chain. Its files lie below
     `home` while the block is open. Raises MurmurError where it cannot be rebuilt."""
     zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
-    then = replace(doors, chain=AsOf(doors.chain, run.clock.vote_deadline(tip.round)))
+    then = replace(ports, chain=AsOf(ports.chain, run.clock.vote_deadline(tip.round)))
     with TemporaryDirectory(dir=home, prefix="audit-") as folder:
         store, events = StateStore(Path(folder), run.id), Events(Path(folder) / "events.jsonl", "audit")
         try:
@@ -264,14 +264,14 @@ def replica_at(run: Run, doors: Doors, tip: Tip, home: Path, device: torch.devic
 
 @contextmanager
 def _facts(
-    run: Run, doors: Doors, shards: Shards | None, round: int, home: Path, device: torch.device
+    run: Run, ports: Ports, shards: Shards | None, round: int, home: Path, device: torch.device
 ) -> Iterator[tuple[Facts, Archive]]:
     """The round as everybody can see it; the model lives while the block is open."""
-    facts, archive = observed(run, doors, round)
+    facts, archive = observed(run, ports, round)
     with ExitStack() as stack:
         try:
             tip = Tip(round, facts.previous, facts.theta)
-            replica = stack.enter_context(replica_at(run, doors, tip, home, device))
+            replica = stack.enter_context(replica_at(run, ports, tip, home, device))
         except MurmurError as fault:
             yield (
                 replace(facts, stateless=f"the model at the start of round {round} cannot be rebuilt: {fault}"),
@@ -292,7 +292,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.DIFFERS, f"is malformed: {fault}"),))
     except MurmurError as fault:
         text = f"the report of round {facts.round} cannot be read: {fault}"
-        unshown = _weights_without_report(facts, archive.doors, validator)
+        unshown = _weights_without_report(facts, archive.ports, validator)
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text), *unshown))
     earlier = _report(archive, validator, report.before.round)
     # For a book that builds on an older round: was there a later report on which it should have built?
@@ -309,19 +309,19 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         next(skipped, None),
         sketches,
         measured,
-        *_paid(facts, archive.doors, validator, report),
+        *_paid(facts, archive.ports, validator, report),
         _report(archive, validator, facts.round - 1),
     )
     return Audited(validator, report, tuple(audit(facts, claim)))
 
 
-def _weights_without_report(facts: Facts, doors: Doors, validator: PeerId) -> Iterator[Finding]:
+def _weights_without_report(facts: Facts, ports: Ports, validator: PeerId) -> Iterator[Finding]:
     """Check the weights of a validator without a report: whether it set any between this round's evaluation and the
     next one's."""
     clock = facts.run.clock
     by = min(facts.height, clock.reveal_deadline(facts.round + 1))
     try:
-        me = next((peer for peer in doors.chain.peers(by) if peer.id == validator), None)
+        me = next((peer for peer in ports.chain.peers(by) if peer.id == validator), None)
     except ChainError:
         return
     if me is not None and me.last_update > clock.reveal_deadline(facts.round):
@@ -336,10 +336,10 @@ def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:
         return None
 
 
-def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tuple[Any, Row | str]:
+def _paid(facts: Facts, ports: Ports, validator: PeerId, report: Report) -> tuple[Any, Row | str]:
     """Return the peers at the block of payment, whose uids were paid, and the row of weights that took effect on chain,
     or why it is unknown."""
-    paid, chain = report.paid, doors.chain
+    paid, chain = report.paid, ports.chain
     try:
         peers = chain.peers(paid.block)
     except ChainError:

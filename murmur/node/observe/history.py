@@ -16,7 +16,7 @@ from gauntlet.agreement import Agreed, Log, electorate, mirrors, named, refs_nam
 from gauntlet.commitment import commitment
 from gauntlet.report import Report
 from murmur.node.chain.agreement import Agreement
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.reports import SILENT, Reports, UnreadReason
 from murmur.node.fetch.sources import Sources
 from murmur.node.sync.amendments import settled
@@ -64,16 +64,16 @@ class HistoryEvent(NamedTuple):
 class History:
     """The history of one run. One thread calls `look`."""
 
-    def __init__(self, run: Run, doors: Doors) -> None:
-        self.run, self.doors = run, doors
+    def __init__(self, run: Run, ports: Ports) -> None:
+        self.run, self.ports = run, ports
         self.head: Header | None = None
-        self._agreement = Agreement(doors.chain)
+        self._agreement = Agreement(ports.chain)
         self._newest = -1
         """The last decided round that has events."""
         self._asked: Sequence[PeerId] = ()
         """Validators whose reports are read, those with the most stake."""
         self._stakes: dict[PeerId, float] = {}
-        self._sources = Sources((), doors.open_pointer)
+        self._sources = Sources((), ports.open_pointer)
         self._walk: tuple[Digest, int] | None = None
         """Position of the walk back along the links: a link, and the round that it was taken from."""
         self._stuck: tuple[Digest, int] | None = None
@@ -94,7 +94,7 @@ class History:
 
     def look(self) -> Iterator[HistoryEvent]:
         """Yield the events since the last look; only a portion of a long history. Raises ChainError."""
-        self.head = self.doors.chain.finalized()
+        self.head = self.ports.chain.finalized()
         newest = self.run.clock.decided_before(self.head.block + 1)
         if newest > self._newest:
             yield from self._new(newest, self.head)
@@ -106,11 +106,11 @@ class History:
             yield from self._older(*self._walk)
 
     def _new(self, newest: int, head: Header) -> Iterator[HistoryEvent]:
-        peers = self.doors.chain.peers(head.block)
-        self.run = settled(self.run, self._newest + 1, self.doors, self._blobs)
+        peers = self.ports.chain.peers(head.block)
+        self.run = settled(self.run, self._newest + 1, self.ports, self._blobs)
         validators = mirrors(self.run, head.block, peers)
         self._asked, self._stakes = validators[:MOST_VALIDATORS], _shares(peers, validators)
-        self._sources = Sources(peers, self.doors.open_pointer, validators)
+        self._sources = Sources(peers, self.ports.open_pointer, validators)
         self._silent.clear()
         self._hotkeys |= {peer.id for peer in peers}
         first = max(0, self._newest + 1, newest - CHAIN_ROUNDS + 1)
@@ -127,7 +127,7 @@ class History:
 
     def _decided(self, round: int, head: Header) -> Iterator[HistoryEvent]:
         """Yield the round's events from the chain; none if its node has pruned the round."""
-        run, chain, clock = self.run, self.doors.chain, self.run.clock
+        run, chain, clock = self.run, self.ports.chain, self.run.clock
         last = clock.commit_deadline(round)
         try:
             found, when = self._agreement.outcome(run, round).agreed, chain.header(clock.vote_deadline(round)).time
@@ -146,7 +146,7 @@ class History:
         self._seen.add(round)
         yield self._agreed(round, when, contributing, committed, found.block, self._cause(round, found, head))
         yield from self._votes_of(round, log, when)
-        yield from self._trained(round, contributing, Sources(at_vote_deadline, self.doors.open_pointer), when)
+        yield from self._trained(round, contributing, Sources(at_vote_deadline, self.ports.open_pointer), when)
 
     def _stated(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
         """Yield the thetas that validators with a large stake name for the state after the round before, if they
@@ -222,7 +222,7 @@ class History:
         oldest, place = max(0, self._newest - HISTORY_ROUNDS + 1), (link, below)
         read = 0
         known = self._agreement.selections
-        for at, after in SelectionChain(self.run.id, self._sources, link, below, self.doors.time, known=known).links():
+        for at, after in SelectionChain(self.run.id, self._sources, link, below, self.ports.time, known=known).links():
             if after:
                 selection, read = after[0], len(after)
                 for void in range(below - 1, max(oldest - 1, selection.round), -1):
@@ -264,7 +264,7 @@ class History:
         spec, when = self.run.spec_at(round).gauntlet, self._when(round)
         asked = [one for one in validators if one not in self._silent]
         known = self._late.get(round, {})
-        for validator, found in Reports(self.run, self.doors, self._sources).look(round, asked, ASK_SECONDS).items():
+        for validator, found in Reports(self.run, self.ports, self._sources).look(round, asked, ASK_SECONDS).items():
             name = hotkey(validator)
             if isinstance(found, Report):
                 known.pop(validator, None)
@@ -291,7 +291,7 @@ class History:
         self, round: int, contributing: Sequence[PeerId], sources: Sources, when: float
     ) -> Iterator[HistoryEvent]:
         """Yield training losses and times from some contributors' own claims."""
-        run, verify = self.run.id, self.doors.verify
+        run, verify = self.run.id, self.ports.verify
 
         def claimed(peer: PeerId, data: Data) -> dict[str, Any] | None:
             try:
@@ -308,7 +308,7 @@ class History:
             [Wanted(one, sources.own(one, key), CLAIM_BYTES, accept(one), exact=False) for one in asked],
             timeout_seconds=ASK_SECONDS,
             max_threads=MOST_CLAIMS,
-            time=self.doors.time,
+            time=self.ports.time,
         )
         for peer, data in answers.items():
             body = claimed(peer, data) if isinstance(data, bytes | memoryview) else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.run import Run
@@ -18,7 +18,7 @@ class OpenedNetwork:
 
     config: NetworkConfig
     home: Path
-    doors: Doors
+    ports: Ports
     run: Run
     names: Mapping[PeerId, str] = field(default_factory=dict)
 

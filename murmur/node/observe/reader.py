@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from murmur.node.config.adapters import opener, own_chain, owner_opener
-from murmur.node.config.doors import Doors, Opener
+from murmur.node.config.ports import Opener, Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.sync import run_discovery as runs
 from murmur.node.sync.amendments import settled
@@ -15,12 +15,12 @@ from murmur.protocol.types import Header, Peer, PeerId, Pointer, Subnet, Uid
 from storage.readonly import ReadOnly, refuse
 from storage.s3 import Sink
 
-Opened = tuple[Doors, Run]
+Opened = tuple[Ports, Run]
 _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 
 
 def open_run(config: NetworkConfig, home: Path) -> Opened:
-    """Open the run that the configuration names, with doors that only read. Uses the data saved in `home` and does not
+    """Open the run that the configuration names, with ports that only read. Uses the data saved in `home` and does not
     change it: a node may use that folder. Raises what runs.find_run raises."""
     from murmur.chain.keys import verify
 
@@ -39,9 +39,9 @@ def open_recorded(config: NetworkConfig, chain: Chain, verify: Verify, open_poin
     return _settled(run, reading(chain, verify, open_pointer))
 
 
-def reading(chain: Chain, verify: Verify, open_pointer: Opener) -> Doors:
-    """Return doors that only read, without a signer or a bucket."""
-    return Doors(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, open_pointer)
+def reading(chain: Chain, verify: Verify, open_pointer: Opener) -> Ports:
+    """Return ports that only read, without a signer or a bucket."""
+    return Ports(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, open_pointer)
 
 
 class AsOf:
@@ -116,5 +116,5 @@ class _NoBucket(ReadOnly):
         refuse()
 
 
-def _settled(run: Run, doors: Doors) -> Opened:
-    return doors, settled(run, 0, doors, {})
+def _settled(run: Run, ports: Ports) -> Opened:
+    return ports, settled(run, 0, ports, {})

@@ -31,7 +31,7 @@ class AssembledNode:
 def build(config: NodeConfig, role: Role, ranks: Ranks) -> AssembledNode:
     """Build a node whose checks have all passed. Raises ConfigError with the next step for the operator."""
     case = ready(config, role)
-    run, doors, store = case.run, case.doors, case.store
+    run, ports, store = case.run, case.ports, case.store
     store.run.read.update(case.read)
     store.run.save(run)
     logger.info(
@@ -46,7 +46,7 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> AssembledNode:
         device=describe(ranks.device),
         codec=ops.backend(),
         reason=ops.reason(),
-        hotkey=hotkey(doors.signer.peer),
+        hotkey=hotkey(ports.signer.peer),
         bucket=f"{config.bucket.endpoint}/{config.bucket.name}",
         network=config.network,
     )
@@ -59,5 +59,5 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> AssembledNode:
         see=serve_metrics(config, run.first.name, case.home, seconds, validates=validates),
     )
     return AssembledNode(
-        Node(run, doors, NodeState(run.first, run.id, replica, store, events, doors.time)), case.shards
+        Node(run, ports, NodeState(run.first, run.id, replica, store, events, ports.time)), case.shards
     )

@@ -120,10 +120,10 @@ class NodeState:
         if sealed is None or mine is None:
             return
         if self.own.sealed != sealed.object.hex():
-            self.replica.strike(mine)
+            self.replica.remove_from_error_feedback(mine)
             self.own.sealed, self.own.returned = sealed.object.hex(), False
         if sealed.returned and not self.own.returned:
-            self.give_back(mine)
+            self.restore_to_error_feedback(mine)
 
     def restore(self, lost: list[str] | None = None) -> None:
         """Restore the saved state: load the snapshot and replay the log. If a payload of the log is lost, the state
@@ -229,14 +229,14 @@ class NodeState:
             self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
         self.expected = Expected(round, contributing, outer, tuple(replace(each, update=None) for each in opened))
 
-    def take_back(self) -> None:
+    def undo_outer_step(self) -> None:
         """Undo the expected selection: return to the saved state."""
         expected, self.expected = self.expected, None
         if expected is None:
             return
         self.replica.displace()
         if expected.contributing:
-            self.replica.take_back()
+            self.replica.undo_outer_step()
 
     def expected_by(self, round: int, spec: TrainingSpec, decision: Agreed) -> list[Opened] | None:
         """Return the applied payloads, if we expected exactly this decision of the round; else None."""
@@ -255,12 +255,12 @@ class NodeState:
         goes back into the error feedback in a void round, or if `mine` is given. `spec`: in force in `round`. `mine`:
         our own update, if the round has an outer step without it."""
         if self.expected_by(round, spec, decision) is None:
-            self.take_back()
+            self.undo_outer_step()
         if decision.selection is not None and decision.link is not None:
             self.step(round, spec.outer, self.saved.theta, decision.link, opened)
-            self.stand(decision.link, Tip(round + 1, decision.link), **self._returned(mine))
+            self.commit_at_tip(decision.link, Tip(round + 1, decision.link), **self._returned(mine))
             if mine is not None:
-                self.give_back(mine)
+                self.restore_to_error_feedback(mine)
             return
         self.expected = None
         self.clear_cache()
@@ -269,7 +269,7 @@ class NodeState:
         named = decision.state_ref.theta if decision.state_ref is not None else tip.theta if tip is not None else None
         self.save(round=round + 1, tip=Tip(round + 1, self.saved.link, named), **self._returned(mine))
         if mine is not None:
-            self.give_back(mine)
+            self.restore_to_error_feedback(mine)
             self.save_own()
 
     def _returned(self, mine: Update | None) -> dict[str, SealedRound]:
@@ -290,7 +290,7 @@ class NodeState:
         done = Step(round, theta, link, outer.alpha, outer.aggregate, payloads)
         self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
 
-    def stand(self, link: Digest, tip: Tip, **changes: object) -> None:
+    def commit_at_tip(self, link: Digest, tip: Tip, **changes: object) -> None:
         """Save the replica's theta, which follows from this link, as our state, with these changes. The run is at
         `tip`."""
         if (snapshot := self.snapshots.take()) is not None:
@@ -300,10 +300,10 @@ class NodeState:
         self.clear_cache()
         self.begin_snapshot()
 
-    def give_back(self, mine: Update) -> None:
+    def restore_to_error_feedback(self, mine: Update) -> None:
         """Put our own update back into the error feedback. The saved row says so already."""
         self.own.hold()
-        self.replica.give_back(mine)
+        self.replica.restore_to_error_feedback(mine)
         self.own.returned = True
 
     def save_sealed(self, sealed: SealedRound) -> None:
@@ -329,7 +329,7 @@ class NodeState:
         plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), sealed.key, data[ENVELOPE_BYTES:])
         return ops.parse(plaintext, self.first.layout)
 
-    def lay_out_own(self, me: PeerId, round: int) -> None:
+    def link_own_payload(self, me: PeerId, round: int) -> None:
         """Put our own submission into the cache, so that it is not fetched."""
         sealed = self.saved.sealed
         if sealed is not None and sealed.round == round:

@@ -14,7 +14,7 @@ from shutil import rmtree
 
 from loguru import logger
 
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import Opened, open_payload
 from murmur.node.fetch.payloads import downloads
 from murmur.node.state.saved import Payload, Step
@@ -104,7 +104,7 @@ class RedoLog:
         def open_one(at: int) -> Update | None:
             return self._update(step.round, step.payloads[at], self._layout.part(at, count))
 
-        return beside(open_one, range(count), threads, time)
+        return parallel_map(open_one, range(count), threads, time)
 
     def _update(self, round: int, payload: Payload, layout: Layout) -> Update | None:
         if payload.key is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.fetch.sources import Sources, sources_as_of
 from murmur.protocol import keys
 from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError, InvalidMessage, OutOfSync, StorageError
@@ -87,7 +87,7 @@ class Reader:
         raise StorageError(str(fault))
 
 
-def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], time: Time = REAL) -> Run:
+def settled(run: Run, undecided: int, ports: Ports, read: dict[Digest, bytes], time: Time = REAL) -> Run:
     """Return the run with the amendments that are settled by now. Save it (`RunFile.save`) before following it.
 
     `undecided`: the first round that this node has not decided. Its earlier decisions stay, so an amendment whose bytes
@@ -96,21 +96,21 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
     answer; then nothing is adopted. `read`: see Reader.
     """
     owner, clock = run.first.owner_id, run.clock
-    head = doors.chain.finalized().block
+    head = ports.chain.finalized().block
     if head < clock.start(0):
         return run
     last = clock.start(clock.round_at(head)) - 1
-    peers = doors.chain.peers(head)
+    peers = ports.chain.peers(head)
     known = {run.id, *(amendment.digest for amendment in run.amendments)}
     try:
-        named = _named(owner, last, peers, doors.chain)
+        named = _named(owner, last, peers, ports.chain)
     except ChainError as fault:
         if fault.code != STATE_PRUNED:
             raise
         return run
     if named is None or named in known:
         return run
-    reader = Reader(owner, sources_as_of(run, head, peers, doors.open_pointer), read, FETCHES_A_LOOK, time)
+    reader = Reader(owner, sources_as_of(run, head, peers, ports.open_pointer), read, FETCHES_A_LOOK, time)
     try:
         previous, fresh = reader.chain(named, known)
     except (StorageError, InvalidMessage) as fault:
@@ -121,7 +121,7 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
         return run
     followed = run
     for amendment in fresh:
-        refusal = _refusal(run, undecided, last, amendment, reader, peers, doors.chain)
+        refusal = _refusal(run, undecided, last, amendment, reader, peers, ports.chain)
         if refusal is None:
             try:
                 followed = followed.amended([amendment])
@@ -135,12 +135,12 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
     # Before its deciding block the owner may withdraw an amendment, unless one that builds on it is settled.
     while followed.head not in known and followed.settled_by(followed.amendments[-1]) > last:
         followed = Run(followed.first, followed.amendments[:-1])
-    _mirror(followed.amendments[len(run.amendments) :], doors)
+    _mirror(followed.amendments[len(run.amendments) :], ports)
     return followed
 
 
 def adopted(
-    run: Run, heads: Sequence[tuple[int, Digest]], doors: Doors, read: dict[Digest, bytes], time: Time = REAL
+    run: Run, heads: Sequence[tuple[int, Digest]], ports: Ports, read: dict[Digest, bytes], time: Time = REAL
 ) -> Run:
     """Return the run that the chain of agreed selections implies, given (round, head) of its links, oldest first. It is
     ours if they agree. Save it (`RunFile.save`) once the state that follows from it has been reproduced.
@@ -151,10 +151,10 @@ def adopted(
     if all(run.head_at(round) == head for round, head in heads):
         return run
     owner, first = run.first.owner_id, Run(run.first)
-    head = doors.chain.finalized().block
-    peers = doors.chain.peers(head)
+    head = ports.chain.finalized().block
+    peers = ports.chain.peers(head)
     read.update({amendment.digest: amendment.to_bytes() for amendment in run.amendments})
-    reader = Reader(owner, sources_as_of(run, head, peers, doors.open_pointer), read, MAX_AMENDMENTS, time)
+    reader = Reader(owner, sources_as_of(run, head, peers, ports.open_pointer), read, MAX_AMENDMENTS, time)
     try:
         _, chain = reader.chain(heads[-1][1], [run.id])
         told = first.amended(chain)
@@ -163,7 +163,7 @@ def adopted(
     if any(told.head_at(round) != head for round, head in heads):
         raise OutOfSync("the chain of selections names other amendments than those in force in its rounds")
     for amendment in chain:
-        if run.settled_by(amendment) <= head and _stood(run, amendment, reader, peers, doors.chain) is False:
+        if run.settled_by(amendment) <= head and _stood(run, amendment, reader, peers, ports.chain) is False:
             raise OutOfSync(
                 f"the chain of selections names an amendment for round {amendment.from_round} that came late"
             )
@@ -174,7 +174,7 @@ def adopted(
 def settle(follower: "Follower", state: "NodeState") -> None:
     """Adopt the amendments that are settled by now."""
     read = state.store.run.read
-    follow(follower, state, settled(follower.run, state.saved.round, follower.doors, read, follower.time))
+    follow(follower, state, settled(follower.run, state.saved.round, follower.ports, read, follower.time))
 
 
 def follow(follower: "Follower", state: "NodeState", run: Run) -> None:
@@ -229,10 +229,10 @@ def _named(owner: PeerId, block: int, peers: Sequence[Peer], chain: Chain) -> Di
     return slot.amendment if slot is not None else None
 
 
-def _mirror(amendments: Sequence[Amendment], doors: Doors) -> None:
+def _mirror(amendments: Sequence[Amendment], ports: Ports) -> None:
     """Copy the adopted amendments to our own bucket, so that other nodes do not depend on the owner's."""
     for amendment in amendments:
         with suppress(StorageError):
-            doors.bucket.put(
+            ports.bucket.put(
                 keys.blob(amendment.digest), amendment.to_bytes(), timeout_seconds=LOOK_SECONDS / len(amendments)
             )

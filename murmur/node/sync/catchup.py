@@ -114,7 +114,7 @@ def _is_on_the_way(follower: Follower, saved: Saved, records: SelectionChain) ->
 
 def at_commit(follower: Follower, round: int) -> Sequence[Peer]:
     """Return the peers whose stake counts in `round`; as of now while its block D has not come."""
-    return follower.doors.chain.peers(min(follower.clock.commit_deadline(round), follower.head()))
+    return follower.ports.chain.peers(min(follower.clock.commit_deadline(round), follower.head()))
 
 
 def _genesis(follower: Follower, state: NodeState) -> Start:
@@ -229,7 +229,7 @@ def _replay(
     """Apply these selections to `begin`, and save the state at the tip. If a payload is missing, or the replayed theta
     is not the one named, save the state before that: the run went through the part that was reproduced."""
     heads = [(step.round, step.head) for step in steps]
-    run = adopted(follower.run, heads, follower.doors, state.store.run.read, follower.time)
+    run = adopted(follower.run, heads, follower.ports, state.store.run.read, follower.time)
     began = follower.time.now()
     if begin.fetch is not None:
         logger.info("catching up from {origin}, and {count} rounds", origin=begin.origin, count=len(steps))
@@ -261,9 +261,9 @@ def _replay(
         # A start may be anyone's until a selection has named its theta.
         named = done > 0 or isinstance(fault, Lacking)
         if named and links[done] not in (state.saved.link, first_link(run.id)):
-            _stand(follower, state, run, begin, steps[:done], links[done], tip)
+            _commit_at_tip(follower, state, run, begin, steps[:done], links[done], tip)
         raise
-    _stand(follower, state, run, begin, steps, tip.link, tip)
+    _commit_at_tip(follower, state, run, begin, steps, tip.link, tip)
     state.events.emit(
         "caught_up", tip.round, origin=begin.origin, applied=len(steps), theta=state.replica.digest().hex()
     )
@@ -275,14 +275,14 @@ def _require(state: NodeState, theta: Digest | None) -> None:
         raise OutOfSync("its theta differs from the run's")
 
 
-def _stand(
+def _commit_at_tip(
     follower: Follower, state: NodeState, run: Run, begin: Start, steps: Sequence[Selection], link: Digest, tip: Tip
 ) -> None:
     """Save the reproduced state."""
     follow(follower, state, run)
     # Which rounds before a checkpoint's were void is unknown. An update that may have been applied is not sent again.
-    given_back = _give_back(state, tip.round, {*range(begin.round), *(step.round for step in steps)})
-    state.stand(link, tip)
+    given_back = _restore_to_error_feedback(state, tip.round, {*range(begin.round), *(step.round for step in steps)})
+    state.commit_at_tip(link, tip)
     if given_back:
         state.save_own()
 
@@ -299,7 +299,7 @@ def _apply(
             step.round,
             step.contributing,
             sources,
-            follower.doors.verify,
+            follower.ports.verify,
             follower.transfer_seconds(len(step.contributing)),
             state.cache,
             follower.time,
@@ -311,12 +311,12 @@ def _apply(
     state.write_snapshot(step.round + 1, link)
 
 
-def _give_back(state: NodeState, round: int, decided: Collection[int]) -> bool:
+def _restore_to_error_feedback(state: NodeState, round: int, decided: Collection[int]) -> bool:
     """Take back our sealed update if its round is before this one and was void. Return whether it was."""
     sealed = state.saved.sealed
     if sealed is None or not state.saved.round <= sealed.round < round or sealed.round in decided:
         return False
     mine = state.own_update(sealed.round)
     if mine is not None:
-        state.give_back(mine)
+        state.restore_to_error_feedback(mine)
     return mine is not None

@@ -124,7 +124,7 @@ def shown_by_all(follower: Follower, sources: Sources, seconds: float) -> dict[P
     def accept(holder: PeerId) -> Callable[[Data], bool]:
         def check(data: Data) -> bool:
             with suppress(InvalidMessage):
-                found[holder] = parse_shown(bytes(data), run, holder, follower.doors.verify)
+                found[holder] = parse_shown(bytes(data), run, holder, follower.ports.verify)
             return holder in found
 
         return check
@@ -254,7 +254,7 @@ def counted_stakes(follower: Follower, round: int, peers: Sequence[Peer]) -> Map
 def published_by_most(follower: Follower, round: int, seconds: float) -> int:
     """Return the newest round for which validators with more than half of the counted stake show a checkpoint of it or
     a newer one; 0 if there is none. A claim by fewer may be false. Takes at most `seconds`; raises ChainError."""
-    peers = follower.doors.chain.peers(follower.clock.commit_deadline(round))
+    peers = follower.ports.chain.peers(follower.clock.commit_deadline(round))
     stakes = counted_stakes(follower, round, peers)
     shown = shown_by_all(follower, follower.sources(follower.clock.commit_deadline(round)), seconds)
     behind = 0

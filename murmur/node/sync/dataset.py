@@ -17,7 +17,7 @@ from loguru import logger
 from murmur.data.index import INDEX
 from murmur.data.remote_files import File, Part
 from murmur.data.shards import Shards
-from murmur.node.config.doors import Doors
+from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.fetch.sources import sources_as_of
 from murmur.node.fetch.threads import FETCH_THREADS, PART_THREADS
@@ -40,7 +40,7 @@ DATA = "data"
 """Folder below the state folder for fetched data sets."""
 
 
-def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shards:
+def open_data(config: NetworkConfig, run: Run, ports: Ports, home: Path) -> Shards:
     """Open the run's shards: the configured folder, or `home`/data, filled from others' buckets as pages are needed.
 
     Raises ConfigError, StorageError if no source has the index, ChainError.
@@ -51,14 +51,14 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
         shards = Shards.open(config.data.expanduser(), index_digest=index)
     else:
         folder = home / DATA / spec.data.index[:16]
-        slot = owner_slot(spec.owner_id, doors.chain.peers(doors.chain.finalized().block))
+        slot = owner_slot(spec.owner_id, ports.chain.peers(ports.chain.finalized().block))
         if (slot is None or slot.pointer is None) and not (folder / INDEX).exists():
             raise ConfigError(
                 f"the run's owner {hotkey(spec.owner_id)} has published no bucket on this subnet: check --owner and "
                 "--netuid, or use --spec and --data"
             )
         max_bytes = int(config.data_gigabytes * 1e9)
-        remote = RemoteShards(run, doors, folder / INDEX)
+        remote = RemoteShards(run, ports, folder / INDEX)
         shards = Shards.open(folder, index_digest=index, remote=remote, max_bytes=max_bytes)
         needed = shards.train.most_bytes(spec.pages_per_round, spec.page_tokens)
         if needed > max_bytes:
@@ -80,9 +80,9 @@ class RemoteShards:
     """All nodes' copies of the data set (murmur/data/remote_files.py, Remote). Sources that fail are asked after the
     others. Thread-safe."""
 
-    def __init__(self, run: Run, doors: Doors, index: Path) -> None:
+    def __init__(self, run: Run, ports: Ports, index: Path) -> None:
         """index: the path of the stored index, which may not exist yet."""
-        self._run, self._doors, self._index = run, doors, index
+        self._run, self._ports, self._index = run, ports, index
         self._slowest = run.first.clock.download_mbps * 1e6 / 8 / 4
         """Bytes per second: a quarter of the planned link's."""
         self._holders: tuple[_Holder, ...] = ()
@@ -161,7 +161,7 @@ class RemoteShards:
     ) -> dict[PeerId, Data]:
         """Fetch all of it, or raise StorageError."""
         seconds = FETCH_SECONDS + num_bytes / self._slowest
-        outcome = gather(wanted, timeout_seconds=seconds, max_threads=threads, cache=cache, time=self._doors.time)
+        outcome = gather(wanted, timeout_seconds=seconds, max_threads=threads, cache=cache, time=self._ports.time)
         found = {name: data for name, data in outcome.items() if not isinstance(data, Fault)}
         faults = [fault.detail for fault in outcome.values() if isinstance(fault, Fault)]
         if faults:
@@ -190,12 +190,12 @@ class RemoteShards:
     def _look(self) -> tuple[_Holder, ...]:
         """Return the owner, and the validators that show the run's index; all validators while we have no index
         ourselves."""
-        chain, run = self._doors.chain, self._run
+        chain, run = self._ports.chain, self._run
         block = chain.finalized().block
         peers = chain.peers(block)
-        sources = sources_as_of(run, block, peers, self._doors.open_pointer)
+        sources = sources_as_of(run, block, peers, self._ports.open_pointer)
         owner = run.first.owner_id
-        others = [peer for peer in sources.validators() if peer not in (owner, self._doors.signer.peer)]
+        others = [peer for peer in sources.validators() if peer not in (owner, self._ports.signer.peer)]
         if self._index.exists():
             others = self._showing(others, sources.bucket_of)
         return tuple(
@@ -216,7 +216,7 @@ class RemoteShards:
             for peer in peers
             if (opener := bucket_of(peer)) is not None
         ]
-        shown = gather(wanted, timeout_seconds=LOOK_SECONDS, max_threads=FETCH_THREADS, time=self._doors.time)
+        shown = gather(wanted, timeout_seconds=LOOK_SECONDS, max_threads=FETCH_THREADS, time=self._ports.time)
         return [peer for peer in peers if not isinstance(shown.get(peer, _NONE), Fault)]
 
 

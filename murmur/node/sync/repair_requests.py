@@ -60,17 +60,17 @@ def _peer(text: str) -> PeerId:
 
 def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> bool:
     """Publish that we lack the payloads of these peers in `round`. Return whether our bucket took the list."""
-    doors, run = follower.doors, follower.run
+    ports, run = follower.ports, follower.run
     logger.info(
         "round {round}: {count} payloads are in none of the buckets that we can read: asking for copies",
         round=round,
         count=len(peers),
     )
     follower.may_want = True
-    said = encode_wanted([(round, peer) for peer in peers], run.id, doors.signer)
+    said = encode_wanted([(round, peer) for peer in peers], run.id, ports.signer)
     try:
         # One try: the caller has other things to do, and a vote to post in time.
-        doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
+        ports.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
     except StorageError as fault:
         logger.warning(
             "round {round}: could not publish the list of payloads that we lack: {fault}", round=round, fault=str(fault)
@@ -84,12 +84,12 @@ def take_back_wanted(follower: Follower) -> None:
     its payloads would copy them in turn."""
     if not follower.may_want:
         return
-    doors, run, key = follower.doors, follower.run, keys.wanted(follower.run.id)
+    ports, run, key = follower.ports, follower.run, keys.wanted(follower.run.id)
     seconds = run.first.clock.block_seconds
     try:
-        said = doors.bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=seconds)
-        if parse_wanted(said, run.id, follower.me, doors.verify):
-            doors.bucket.put(key, encode_wanted((), run.id, doors.signer), timeout_seconds=seconds)
+        said = ports.bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=seconds)
+        if parse_wanted(said, run.id, follower.me, ports.verify):
+            ports.bucket.put(key, encode_wanted((), run.id, ports.signer), timeout_seconds=seconds)
         follower.may_want = False
     except ObjectMissing:
         follower.may_want = False  # we never lacked anything

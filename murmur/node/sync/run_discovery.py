@@ -7,7 +7,7 @@ from loguru import logger
 
 from murmur import files
 from murmur.data.shards import Fetch
-from murmur.node.config.doors import Opener, is_local
+from murmur.node.config.ports import Opener, is_local
 from murmur.node.config.run_file import RunFile, folder_of, saved_runs
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.fetch.sources import Sources, sources_as_of

@@ -13,7 +13,7 @@ from loguru import logger
 from murmur.cluster.amendments import AmendedSpec
 from murmur.cluster.ledger import LOOK_THREADS, Ledger, UnreadableRecord
 from murmur.cluster.presence import LONGEST_LOOK_BEATS, Presence
-from murmur.node.fetch.concurrency import beside
+from murmur.node.fetch.concurrency import parallel_map
 from murmur.page.cluster import AmendmentNow, ClusterNow, MemberNow, State
 from murmur.page.live.follower import SHORTEST_LOOK_SECONDS, Follower
 from murmur.protocol.cluster import Amendment, Beat, ClusterSpec, Record
@@ -140,12 +140,12 @@ class _Members:
         trains = any(beat.phase == "train" and _moves(self._beats.get(member), beat) for member, beat in beats.items())
         self._beats |= beats
         self._first = beats if self._first is None else self._first
-        self._present = {*beats} | self._presence.heard()
+        self._present = {*beats} | self._presence.running()
         return trains
 
     def now(self) -> tuple[MemberNow, ...]:
         """Return the members that have a beat, by name. One that could not be read just now is as it was before."""
-        heard, living, names = self._presence.heard(), self._presence.living(), self.names()
+        heard, living, names = self._presence.running(), self._presence.can_claim(), self.names()
 
         def state(member: PeerId, beat: Beat) -> State:
             if beat.leaving:
@@ -213,7 +213,7 @@ class _History:
         """Yield events of rounds that had ended when the page was opened. A record that is lost or unreadable leaves a
         gap: members needed it long ago."""
         rounds = range(self._next, min(self._next + PORTION_ROUNDS, self.known))
-        for record in beside(self._read, rounds, LOOK_THREADS, self._ledger.time):
+        for record in parallel_map(self._read, rounds, LOOK_THREADS, self._ledger.time):
             if record is not None:
                 yield from self._ended(record)
             else:

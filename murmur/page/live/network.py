@@ -43,7 +43,7 @@ class Network(Follower):
         self.names = {hotkey(peer): name for peer, name in there.names.items()}
         if not there.recorded:
             self._evaluations = Evaluations(in_home(there.home, there.run.id))
-        self._there, self._history = there, History(there.run, there.doors)
+        self._there, self._history = there, History(there.run, there.ports)
 
     # --- what the page asks ------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Network(Follower):
         return max(SHORTEST_LOOK_SECONDS, self._history.run.first.clock.block_seconds)
 
     def let_go(self) -> None:
-        close = getattr(self._there.doors.chain, "close", None) if self._there is not None else None
+        close = getattr(self._there.ports.chain, "close", None) if self._there is not None else None
         if close is not None:
             close()
 

@@ -18,7 +18,7 @@ import pytest
 
 from murmur.chain import operator
 from murmur.chain.keys import create_wallet
-from murmur.lab.localnet.infrastructure import open_ground, prepare, stop
+from murmur.lab.localnet.infrastructure import infrastructure, prepare, stop
 from murmur.lab.localnet.members import Member, configured
 from murmur.lab.localnet.plan import Plan
 from murmur.lab.localnet.spec import drafted, open_owner, seal
@@ -100,7 +100,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         names = plan.names()
         processes = prepare(plan)
         try:
-            ground = open_ground(plan, processes, lambda line: None)
+            ground = infrastructure(plan, processes, lambda line: None)
             wallets, devnet, store = ground.wallets, ground.devnet, ground.store
             data = text_data(lambda line: None)
             members = {

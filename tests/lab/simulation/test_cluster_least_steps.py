@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from murmur.cluster.closing import grace_seconds
+from murmur.cluster.round_progress import grace_seconds
 from murmur.lab.simulation.cluster import INNER_SECONDS, Machine
-from murmur.lab.simulation.modelled_replica import Learner
+from murmur.lab.simulation.modelled_replica import ModelledReplica
 from tests.lab.simulation.test_cluster import assert_one_history, has_records
 from tests.lab.simulation.test_cluster_pace import Timed
 
@@ -19,7 +19,7 @@ LEAST = 15
 @pytest.fixture(autouse=True)
 def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work takes as long every time."""
-    monkeypatch.setattr(Learner, "_drawn", lambda self, seconds: seconds)
+    monkeypatch.setattr(ModelledReplica, "_drawn", lambda self, seconds: seconds)
 
 
 def play(folder: Path, times: float) -> tuple[Timed, Machine]:
@@ -30,12 +30,12 @@ def play(folder: Path, times: float) -> tuple[Timed, Machine]:
     def hinder(machine: Machine, event: str, round: int) -> None:
         if machine is not victim or machine.program is None:
             return
-        learner = machine.program.state.replica
-        assert isinstance(learner, Learner)
+        modelled = machine.program.state.replica
+        assert isinstance(modelled, ModelledReplica)
         if (event, round) == ("applied", SLOW_IN - 1):
-            learner._costs = replace(learner._costs, inner=times * INNER_SECONDS)
+            modelled._costs = replace(modelled._costs, inner=times * INNER_SECONDS)
         elif event == "trained":
-            learner._costs = replace(learner._costs, inner=INNER_SECONDS)
+            modelled._costs = replace(modelled._costs, inner=INNER_SECONDS)
 
     watched.hook = hinder
     watched.cluster.begin()

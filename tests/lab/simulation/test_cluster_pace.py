@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from murmur.lab.simulation.modelled_replica import Learner
+from murmur.lab.simulation.modelled_replica import ModelledReplica
 from tests.lab.simulation.test_cluster import Watched, assert_one_history, has_records
 
 
 @pytest.fixture(autouse=True)
 def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work takes as long every time."""
-    monkeypatch.setattr(Learner, "_drawn", lambda self, seconds: seconds)
+    monkeypatch.setattr(ModelledReplica, "_drawn", lambda self, seconds: seconds)
 
 
 class Timed(Watched):

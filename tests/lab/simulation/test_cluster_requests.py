@@ -54,7 +54,7 @@ def test_an_amendment_holds_from_the_round_after_the_record_that_names_it(watche
     for machine in cluster.machines:
         assert machine.program is not None
         spec = machine.program.spec
-        assert (spec.outer.alpha, spec.inner.steps, machine.program.pulse.beat_seconds) == (0.5, STEPS + 5, 4.0)
+        assert (spec.outer.alpha, spec.inner.steps, machine.program.heartbeat.beat_seconds) == (0.5, STEPS + 5, 4.0)
     for number, record in enumerate(watched.records()):
         assert {update.steps for update in record.updates} <= set(range(1, STEPS + 1 + 5 * (number > first)))
     assert any(update.steps == STEPS + 5 for record in watched.records()[first + 1 :] for update in record.updates)

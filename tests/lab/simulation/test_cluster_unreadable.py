@@ -94,7 +94,7 @@ def test_who_cannot_be_read_is_not_taken_for_silent(watched: Watched) -> None:
         program = machine.program
         assert program is not None
         program.read_beats()
-        assert other.id in program.presence.heard()
+        assert other.id in program.presence.running()
     cluster.close()
 
 
@@ -140,8 +140,8 @@ def test_an_update_is_not_given_up_for_the_time_of_an_outage() -> None:
     rules = SimpleNamespace(silent_seconds=20.0)
     mean._member = SimpleNamespace(
         time=SimpleNamespace(now=lambda: now),
-        pulse=SimpleNamespace(step=0),
-        upkeep=SimpleNamespace(ask=ask),
+        heartbeat=SimpleNamespace(step=0),
+        maintenance=SimpleNamespace(ask=ask),
         spec=SimpleNamespace(cluster=rules),
         presence=SimpleNamespace(heard=lambda: {peer}),
     )

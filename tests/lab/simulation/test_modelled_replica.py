@@ -15,7 +15,7 @@ from murmur.lab.simulation.modelled_replica import (
     PAGE_TOKENS,
     Contrary,
     Costs,
-    Learner,
+    ModelledReplica,
     NoText,
     Problem,
 )
@@ -44,17 +44,17 @@ class Bench:
         self.problem = Problem(1, sum(shape.numel() for shape in map(torch.Size, MODEL.shapes().values())))
         self.text = NoText()
 
-    def learner(self, inner_seconds: float = 100.0) -> Learner:
-        return Learner(self.spec, self.problem, self.life, Costs(inner_seconds), random.Random(1))
+    def modelled(self, inner_seconds: float = 100.0) -> ModelledReplica:
+        return ModelledReplica(self.spec, self.problem, self.life, Costs(inner_seconds), random.Random(1))
 
-    def falls(self, learner: Learner, update: Update, pages: Iterable[int]) -> dict[int, float]:
+    def falls(self, modelled: ModelledReplica, update: Update, pages: Iterable[int]) -> dict[int, float]:
         """By how much the update lowers the loss on each page."""
-        learner.reset()
-        scales, _ = bounds([update.norms], learner.outer)
+        modelled.reset()
+        scales, _ = bounds([update.norms], modelled.outer)
         found: dict[int, float] = {}
 
         def run() -> None:
-            with Prober(learner, self.text.train, 1.0) as prober:
+            with Prober(modelled, self.text.train, 1.0) as prober:
                 for page in pages:
                     before = prober.losses(None, (), (of(page),))
                     after = prober.losses(update, scales[0], (of(page),))
@@ -64,13 +64,13 @@ class Bench:
         self.clock.run(self.clock.now + 1000.0)
         return found
 
-    def work(self, learner: Learner, page: int) -> Update:
+    def work(self, modelled: ModelledReplica, page: int) -> Update:
         """A round's update on one page."""
         found: list[Update] = []
 
         def run() -> None:
-            learner.inner_round(sequences(self.text.train, [of(page)], MODEL.context))
-            found.append(learner.compress())
+            modelled.inner_round(sequences(self.text.train, [of(page)], MODEL.context))
+            found.append(modelled.compress())
 
         self.life.start(run, "work")
         self.clock.run(self.clock.now + 1000.0)
@@ -79,11 +79,11 @@ class Bench:
 
 def test_work_takes_the_time_that_it_is_said_to_take() -> None:
     bench = Bench()
-    learner = bench.learner(inner_seconds=BLOCK_SECONDS)
+    modelled = bench.modelled(inner_seconds=BLOCK_SECONDS)
     seen: list[float] = []
 
     def run() -> None:
-        learner.inner_round(sequences(bench.text.train, [of(3)], MODEL.context))
+        modelled.inner_round(sequences(bench.text.train, [of(3)], MODEL.context))
         seen.append(bench.life.now())
 
     bench.life.start(run, "work")
@@ -93,30 +93,30 @@ def test_work_takes_the_time_that_it_is_said_to_take() -> None:
 
 def test_an_honest_update_lowers_the_loss_everywhere_and_that_of_its_own_pages_most() -> None:
     bench = Bench()
-    learner = bench.learner()
-    falls = bench.falls(learner, bench.work(learner, 7), (7, *range(100, 120)))
+    modelled = bench.modelled()
+    falls = bench.falls(modelled, bench.work(modelled, 7), (7, *range(100, 120)))
     assert min(falls.values()) > 0
     assert max(falls, key=falls.__getitem__) == 7
 
 
 def test_an_update_of_the_contrary_problem_raises_it_everywhere() -> None:
     bench = Bench()
-    learner = bench.learner()
-    learner.problem = Contrary(bench.problem)
-    update = bench.work(learner, 7)
-    learner.problem = bench.problem
-    assert max(bench.falls(learner, update, (7, *range(100, 120))).values()) < 0
+    modelled = bench.modelled()
+    modelled.problem = Contrary(bench.problem)
+    update = bench.work(modelled, 7)
+    modelled.problem = bench.problem
+    assert max(bench.falls(modelled, update, (7, *range(100, 120))).values()) < 0
 
 
 def test_two_peers_never_send_the_same_and_one_peer_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     bench = Bench()
-    learner, other = bench.learner(), bench.learner()
-    assert learner.digest() == other.digest()
-    assert bench.work(learner, 1).digest != bench.work(other, 2).digest
-    own = checkpoint.save(tmp_path, learner.own_state())
-    resumed = bench.learner()
+    modelled, other = bench.modelled(), bench.modelled()
+    assert modelled.digest() == other.digest()
+    assert bench.work(modelled, 1).digest != bench.work(other, 2).digest
+    own = checkpoint.save(tmp_path, modelled.own_state())
+    resumed = bench.modelled()
     resumed.load_own(checkpoint.load(tmp_path, own, resumed.own_shapes()))
-    assert bench.work(learner, 5).digest == bench.work(resumed, 5).digest
+    assert bench.work(modelled, 5).digest == bench.work(resumed, 5).digest
 
 
 def test_pages_lie_apart_and_held_out_ones_beyond_them() -> None:
@@ -128,7 +128,7 @@ def test_pages_lie_apart_and_held_out_ones_beyond_them() -> None:
 
 def test_proofs_of_being_in_sync_are_the_replicas_own() -> None:
     bench = Bench()
-    learner, block, peer = bench.learner(), Digest(b"b" * 32), PeerId(b"p" * 32)
+    modelled, block, peer = bench.modelled(), Digest(b"b" * 32), PeerId(b"p" * 32)
     for other in (block, Digest(b"c" * 32)):
-        assert learner.sync_proof(other, peer) == Replica.sync_proof(learner, other, peer)
-    assert learner.sync_proof(block, peer) != learner.sync_proof(block, PeerId(b"q" * 32))
+        assert modelled.sync_proof(other, peer) == Replica.sync_proof(modelled, other, peer)
+    assert modelled.sync_proof(block, peer) != modelled.sync_proof(block, PeerId(b"q" * 32))

@@ -15,7 +15,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Ports:
     """All connections of a node in a run. `pointer` is the published pointer to its own bucket; `open_pointer` opens a
     peer's bucket by the peer's published pointer; `time` is its only clock."""
 

@@ -9,7 +9,7 @@ from murmur.protocol.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class RoundProgress:
     """A round's progress, as one member sees it. waiting: the living members that have not claimed. enough: whether
     more than half of the living members have claimed; from then on `grace` runs."""
 
@@ -21,11 +21,11 @@ class Closing:
         return not self.waiting or (self.enough and enough_for > grace)
 
 
-def closing(claimed: Collection[PeerId], living: Collection[PeerId]) -> Closing:
+def round_progress(claimed: Collection[PeerId], living: Collection[PeerId]) -> RoundProgress:
     """Return the round's progress. claimed: the members that have; they count as living, whatever their beats say,
     since their updates are there."""
     everybody = {*claimed, *living}
-    return Closing(frozenset(everybody - {*claimed}), 2 * len(claimed) > len(everybody))
+    return RoundProgress(frozenset(everybody - {*claimed}), 2 * len(claimed) > len(everybody))
 
 
 def grace_seconds(rules: ClusterTable, claims: Collection[Claim]) -> float:
