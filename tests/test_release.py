@@ -73,7 +73,10 @@ def test_wheel_and_source_distribution_are_whole(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), wheel], check=True
     )
-    run = "import sparseloco.ops as ops, murmur.plan.presets as p; print(ops.backend(), ops.__file__, p.read('8b').first.name)"
+    run = (
+        "from murmur.plan import presets; from sparseloco import ops; "
+        "print(ops.backend(), ops.__file__, presets.read('8b').first.name)"
+    )
     shown = subprocess.run(
         [sys.executable, "-c", run],
         env={"PYTHONPATH": str(target)},
