@@ -116,9 +116,9 @@ def eligible(record: PeerRecord, spec: GauntletSpec) -> bool:
 
 
 def least_score(record: PeerRecord, spec: GauntletSpec) -> float:
-    """What an eligible peer's averaged LossScore on unassigned data exceeds, nats a token: `score_floor` of the honest
-    one, and 0. Less where honest scores differ so much that this says little, for a peer seen a few times whose gap is
-    above the whole of its floor: what the score does not show, the proof has to."""
+    """The averaged LossScore on unassigned data that an eligible peer exceeds, nats a token: `score_floor` of the
+    honest one, and 0. Less where honest scores differ so much that this says little, for a peer seen a few times whose
+    gap is above the whole of its floor: what the score does not show, the proof has to."""
     lenient = score_floor(record.usual_scores, record.score_variances, record.evaluations, spec)
     clear = record.gaps.value > spec.proof_floor * record.units.value > 0
     if clear and record.evaluations >= SEEN_ENOUGH:
@@ -127,7 +127,7 @@ def least_score(record: PeerRecord, spec: GauntletSpec) -> float:
 
 
 def least_gap(record: PeerRecord, spec: GauntletSpec) -> float:
-    """What an eligible peer's averaged gap exceeds, in shares of comparisons."""
+    """The averaged gap that an eligible peer exceeds, in shares of comparisons."""
     return floor(record.units, record.evaluations, spec)
 
 
@@ -199,7 +199,7 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What a round says of the peers. unit: the honest gap. failed: who is at fault."""
+    """A round's result for the peers. unit: the honest gap. failed: the peers at fault."""
 
     evaluated: Mapping[PeerId, Evaluation]
     unit: float

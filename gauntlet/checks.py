@@ -31,7 +31,7 @@ Unseal = Callable[[Envelope, bytes, bytes | memoryview], bytes | memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What one peer left for us.
+    """One peer's objects as we read them.
 
     `peer` as of block D. `late`: its slot had no commitment for this round at D, but one at V. `payload`: the object
     whose envelope it committed to, from any source, or that envelope alone where it is not the peer's own; None when it
@@ -77,7 +77,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an honest submission of the round agrees with.
+    """The values with which an honest submission of the round agrees.
 
     theta: our digest at the round's start. sync_proof: the proof of being in sync that follows from our theta. outer:
     the outer state at the round's start. commit_hash: of block D."""

@@ -22,8 +22,8 @@ from sparseloco.wire import Submission
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a submission is compared with, at the round's start: theta's digest, the proof of a peer that holds theta,
-    and the outer state."""
+    """The values that a submission is compared with, at the round's start: theta's digest, the proof of a peer that
+    holds theta, and the outer state."""
 
     theta: Digest
     sync_proof: Callable[[PeerId], Digest]
@@ -40,7 +40,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Who is evaluated, sorted; and the reference peers of each."""
+    """The peers that are evaluated, sorted, and the reference peers of each."""
 
     seed: Seed
     picked: tuple[PeerId, ...]

@@ -132,7 +132,7 @@ def moves(
 
 
 class Functions(NamedTuple):
-    """What the codec calls, on tensors of one kind of device."""
+    """The calls of the codec, on tensors of one kind of device."""
 
     compress: Callable[..., None]
     validate: Callable[..., tuple[Tensor, Tensor]]

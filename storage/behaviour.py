@@ -68,7 +68,7 @@ CREATES_NOT_ONCE = (
     "this store overwrites an object that exists, or refuses the condition (If-None-Match: *), so two members could "
     "close one round differently"
 )
-"""What is wrong with a store for which `creates_once` is false."""
+"""The fault of a store for which `creates_once` is false."""
 
 
 def creates_once(bucket: Bucket, *, timeout_seconds: float) -> bool:

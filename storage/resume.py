@@ -23,13 +23,13 @@ from storage.s3 import PART_BYTES, RangedBucket
 _VERSIONS = 3
 _HANDED_OVER_SHARE = 0.25
 """Of the time for a download: so long it waits for another one of the same file, which ends with its next block where
-it is no longer wanted. What that one has brought need not travel again."""
+it is no longer wanted. The bytes that it has brought are not fetched again."""
 _HANDED_OVER_SECONDS = 0.05
 """Between two looks whether the other one has ended."""
 
 
 class Opening(NamedTuple):
-    """What an object has to begin with: `goes_on` is told its first bytes, and whether the rest is wanted follows."""
+    """The required beginning of an object: `goes_on` gets its first bytes and says whether the rest is wanted."""
 
     num_bytes: int
     goes_on: Callable[[bytes], bool]

@@ -92,7 +92,7 @@ class Mean:
 
     def _is_ours(self, owner: PeerId, link: Digest, waited: float, half: float) -> bool:
         """Whether we make this part: it is ours, or its owner is gone or slow and it is our turn. waited, half: seconds
-        until now, and until half of the parts were there. Who needs twice as long is slow."""
+        until now, and until half of the parts were there. A member that needs twice as long is slow."""
         member = self._member
         if owner == member.me:
             return True

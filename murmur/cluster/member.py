@@ -63,7 +63,7 @@ class Member(Membership):
         self.sending = 0.0
         """Seconds from our last inner step to our claim, the last time."""
         self.step_seconds: float | None = None
-        """What one inner step took, the last time."""
+        """Seconds of one inner step, in the last round that we trained."""
         self._trained_at: float | None = None
         self.tried: Digest | None = None
         """The last update that this process has begun to send."""
@@ -124,11 +124,13 @@ class Member(Membership):
             self.recovery.ask(fault)
 
     def play(self, round: int, others: "OtherMembers") -> None:
-        """Our own part of a round. What was sealed before a crash is sent as it is, and what was claimed stays."""
+        """Play our own part of a round. An update sealed before a crash is sent unchanged, and a claim is never
+        replaced."""
         sealed = self.state.saved.sealed
         with others.watched():
             if sealed is None or sealed.round != round:
-                # What we claimed and have lost stays as it is claimed: others may be about to apply it.
+                # If we lost the payload of a claim that we made, do not train again: others may already apply that
+                # claim.
                 skips = self.skipped == round or self.ledger.claimed(round, self.state.saved.link)
                 sealed = None if skips else self.train(round, others)
             if sealed is None:

@@ -1,4 +1,4 @@
-"""What one member of a cluster knows and holds, for all that play its part (murmur/cluster/member.py)."""
+"""The state of one member of a cluster, shared by the modules that play its rounds (murmur/cluster/member.py)."""
 
 from math import inf
 
@@ -92,5 +92,5 @@ class Membership:
             self.doubles.add((mine.process, mine.count))
 
     def announce_position(self) -> None:
-        """Tell others where we stand: at the start of a round, with this theta."""
+        """Tell the others that we are at the start of this round, with this theta."""
         self.heartbeat.set_position(self.state.saved.round, self.state.saved.theta)

@@ -27,8 +27,8 @@ class PostedVote:
 
 @dataclass(slots=True)
 class Round:
-    """What is known of one round, by node: the last event of a kind counts. `judged`: by validator, what its report or
-    its checks say of each hotkey."""
+    """Everything known of one round, by node: the last event of a kind counts. `judged`: by validator, what its report
+    or its checks say of each hotkey."""
 
     number: int
     time: float = 0.0
@@ -37,7 +37,7 @@ class Round:
     """Of a void round, where the chain was read: a code of murmur/page/void.py."""
     votes: dict[str, PostedVote] = field(default_factory=dict)
     first: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Who would contribute by a validator's own order."""
+    """The peers that would contribute by a validator's own order."""
     set_in: dict[str, int] = field(default_factory=dict)
     """Validator -> the block in which its weights were set."""
     not_set: dict[str, str] = field(default_factory=dict)

@@ -89,7 +89,7 @@ def measured_or_given(options: argparse.Namespace, plan: Planned) -> Planned:
 
 
 def tell(what: str) -> None:
-    """What is measured next, to whoever waits."""
+    """Tell the waiting user what is measured next."""
     print(f"measuring {what} ..", file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -17,7 +17,8 @@ from storage.exchange import Data, Fault
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a validator has of a round: everybody registered at D, what each left, and when it looked."""
+    """A validator's view of a round: the peers registered at the commit deadline, what each left, and when it
+    looked."""
 
     round: int
     at_commit: tuple[Peer, ...]
@@ -48,8 +49,9 @@ class Collector:
         return self.node.ports.chain.peers(last)
 
     def collect(self, round: int, at_commit: Sequence[Peer], book: ScoreBook) -> list[Gathered]:
-        """What every peer left: its sealed bytes, and its key if one was readable before block V was final; the book's
-        best first. Whom our disk has no room for is not among them: nothing is known of it."""
+        """Return what every peer left: its sealed bytes, and its key if that was readable before the reveal deadline
+        was final. The peers that our book ranks best come first. Peers whose payload does not fit on our disk are left
+        out and not judged."""
         node, clock = self.node, self.node.clock
         last, reveal_deadline = clock.commit_deadline(round), clock.reveal_deadline(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}

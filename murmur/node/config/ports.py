@@ -1,4 +1,4 @@
-"""What a node reaches the world through, whoever has opened it: importing this needs no chain's library."""
+"""A node's connections to the outside. Importing this module needs no library of a chain."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ ASKED_FOR = 4
 
 
 class Lacking(StorageError):
-    """What these peers left is in no bucket that we can read: `peers` of `round`."""
+    """No bucket that we can read has the payloads of these `peers` of `round`."""
 
     def __init__(self, round: int, peers: Sequence[PeerId], what: str) -> None:
         super().__init__(what)
@@ -61,7 +61,7 @@ def fetch_pinned(
     time: Time = REAL,
 ) -> Mapping[PeerId, Data | Fault]:
     """Sealed objects of the pinned submissions (int8: of the parts of their mean); a Fault for each that no source had
-    within `timeout` seconds. What lies whole in `cache` already counts, whoever is still registered."""
+    within `timeout` seconds. A payload that is complete in `cache` counts, even if its peer is no longer registered."""
     return _gather(
         _sealed(spec, run, round, pairs, sources), downloads(run, round), timeout, cache, time, open_threads(spec)
     )
@@ -79,7 +79,7 @@ def downloads(run: Digest, round: int) -> Names:
 def _gather(
     wanted: Sequence[Wanted], names: Names, timeout: float, cache: Path | None, time: Time, threads: int
 ) -> dict[PeerId, Data | Fault]:
-    """What lies whole in `cache`, and the rest from its sources, by way of `cache`."""
+    """Return the payloads that are complete in `cache`; fetch the others into `cache` from their sources."""
 
     def look(item: Wanted) -> memoryview | None:
         found = (mapped(cached(cache, item.peer, name)) for name in names(item.peer)) if cache is not None else ()
@@ -277,8 +277,8 @@ def who_shows(
     seconds: float,
     time: Time = REAL,
 ) -> list[PeerId]:
-    """Who of these shows, within `seconds`, a copy of this size that begins with the pinned envelope. What follows may
-    be anything: only whoever reads all of it knows."""
+    """Return the sources that show, within `seconds`, a copy of this size that begins with the pinned envelope. The
+    rest may be anything: only whoever reads all of it knows."""
     key = keys.mirror(run, round, peer)
     found = gather(
         [
@@ -308,7 +308,7 @@ def _copies_of_others(
     cache: Path | None,
     time: Time,
 ) -> Mapping[PeerId, Data | Fault]:
-    """What is neither in its owner's bucket nor in a mirror's, from whoever else has put up a copy."""
+    """Fetch payloads that neither their owner's bucket nor a mirror has, from other peers that published a copy."""
     others = sources.others()
 
     def shown(pair: tuple[PeerId, Digest]) -> Wanted:

@@ -1,4 +1,4 @@
-"""What a node's program and that of a cluster's member share: importing this needs no chain."""
+"""Parts that the programs of a node and of a cluster's member share. Importing this module needs no chain."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What one node must not lose, as a value, and that value as the row that the store keeps
+"""The state that a node must not lose: as a value, and as the row that the store keeps
 (murmur/node/state/store.py)."""
 
 import json
@@ -32,7 +32,7 @@ class SealedRound:
 
 @dataclass(frozen=True, slots=True)
 class SentWeights:
-    """What a validator set for `round`, or committed to, in block `set_in`: share by uid."""
+    """The weights that a validator set for `round`, or committed to, in block `set_in`: share by uid."""
 
     round: int
     set_in: int
@@ -74,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
-    """What theta and the outer state follow from: a snapshot, and every outer step since, the oldest first. Void rounds
+    """The source of theta and the outer state: a snapshot, and every outer step since, the oldest first. Void rounds
     change nothing and leave nothing here."""
 
     snapshot: Snapshot

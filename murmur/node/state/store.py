@@ -2,8 +2,8 @@
 
 The row is the only commit point. Files are written, flushed and renamed before the row that names them is committed;
 files that no row names are swept later. So a process may be killed at any line and finds, at the next start, either
-the state before or the state after, never a mixture. What the disk has changed is set aside, never used: all of it can
-be had again, or begun anew. All SQL of a node stands here.
+the state before or the state after, never a mixture. A file that the disk has changed is moved aside and never used:
+all of it can be had again, or begun anew. All SQL of a node stands here.
 """
 
 import fcntl
