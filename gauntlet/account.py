@@ -23,12 +23,12 @@ ALLOWANCE_DEVIATIONS = 1.5
 ADVICE: dict[Reason | Standing, str] = {
     Reason.MISSING: "check that the miner runs, that the chain takes its posts, and that its bucket answers with the "
     "read key published on chain; the upload has to be whole before the commitment is posted",
-    Reason.LATE: "the commitment has to be on chain by block D: see in the miner's log what held it up",
+    Reason.LATE: "the commitment has to be on chain by the commit deadline: see in the miner's log what held it up",
     Reason.WRONG_SIZE: "update the miner, and let nothing else write into its bucket",
     Reason.UNSIGNED: "another hotkey has signed the payload: run the released miner with this hotkey's wallet",
     Reason.WRONG_RUN: "check --owner or --spec, and update the miner",
-    Reason.UNREVEALED: "the key has to be readable from outside between blocks D and V: check the bucket's speed, and "
-    "that nothing stops the miner after its commitment",
+    Reason.UNREVEALED: "the key has to be readable from outside between the commit and the reveal deadline: "
+    "check the bucket's speed, and that nothing stops the miner after its commitment",
     Reason.BAD_KEY: "run one miner only for each hotkey and bucket",
     Reason.OUT_OF_SYNC: "restart the miner, it catches up; if this comes back, remove its state folder",
     Reason.MALFORMED: "update the miner; where it is unchanged code, report a bug with its log",

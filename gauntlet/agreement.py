@@ -1,13 +1,13 @@
 """Decide rounds and the run's tip from votes: functions of finalised chain state, the same on every node
 (docs/protocol.md section 6, docs/decisions/0058-one-word-each.md).
 
-After D each validator posts one vote. It names the state that the validator holds, (theta digest, link of the last
-agreed selection). It also names the peers whose submissions it holds, that pass, and that its book finds eligible.
-Peers named by more than half of the counted stake are selected; if they are more than may contribute, the chain's own
-incentive orders them.
+After the commit deadline each validator posts one vote. It names the state that the validator holds, (theta digest,
+link of the last agreed selection). It also names the peers whose submissions it holds, that pass, and that its book
+finds eligible. Peers named by more than half of the counted stake are selected; if they are more than may contribute,
+the chain's own incentive orders them.
 
-A vote stays valid: a name in a final block counts until X, even if the slot is overwritten. The first state that a
-validator names binds it. So one validator's doubt cannot cost a peer its place if most have read it.
+A vote stays valid: a name in a final block counts until the vote deadline, even if the slot is overwritten. The first
+state that a validator names binds it. So one validator's doubt cannot cost a peer its place if most have read it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,8 +51,8 @@ class Post:
 
 @dataclass(frozen=True)
 class Log:
-    """A round as final states show it. `commit`: all registered hotkeys as of D, whose hash is `commit_hash`. `posts`:
-    votes for the round in the order of their blocks, with those that were overwritten since."""
+    """A round as final states show it. `commit`: all registered hotkeys as of the commit deadline, whose hash is
+    `commit_hash`. `posts`: votes for the round in the order of their blocks, with those that were overwritten since."""
 
     commit: Sequence[Peer]
     commit_hash: Digest
@@ -81,8 +81,8 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A round's effect on the run's tip, as of X. strong: whether more than half of the stake that spoke in the last
-    MEMORY_ROUNDS rounds names its state, too."""
+    """A round's effect on the run's tip, as of the vote deadline. strong: whether more than half of the stake that
+    spoke in the last MEMORY_ROUNDS rounds names its state, too."""
 
     agreed: Agreed
     strong: bool
@@ -102,15 +102,15 @@ class Tip:
 
 
 def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
-    """Return the stake in rao of the validators that count in `round`. `peers` as of D.
+    """Return the stake in rao of the validators that count in `round`. `peers` as of the commit deadline.
 
     They hold a permit and have spoken for one of the last SEAT_ROUNDS rounds; if none has, those that ever did. An
-    announcement by D of round 0 counts as a vote for the round before it: otherwise the first validator to post a vote
-    would be the only one that counts. A permit alone gives no seat: the owner of the chain's subnet always has one, and
-    so has a miner with enough stake.
+    announcement by the commit deadline of round 0 counts as a vote for the round before it: otherwise the first
+    validator to post a vote would be the only one that counts. A permit alone gives no seat: the owner of the chain's
+    subnet always has one, and so has a miner with enough stake.
 
-    It follows from one state, so a joiner needs no history. It is fixed by D: no validator enters after it sees how a
-    round goes. One that comes later posts its vote and counts from the next round on.
+    It follows from one state, so a joiner needs no history. It is fixed by the commit deadline: no validator enters
+    after it sees how a round goes. One that comes later posts its vote and counts from the next round on.
     """
     voters = _voters(run, round, peers)
     recent = {peer.id: peer.stake for peer, at in voters if at >= round - SEAT_ROUNDS}
@@ -118,13 +118,14 @@ def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]
 
 
 def remembered(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
-    """Return the stake in rao of the validators that settle the run's tip. `peers` as of D of `round`."""
+    """Return the stake in rao of the validators that settle the run's tip. `peers` as of the commit deadline of
+    `round`."""
     return {peer.id: peer.stake for peer, at in _voters(run, round, peers) if at >= round - MEMORY_ROUNDS}
 
 
 def vote_weights(run: Run, round: int, peers: Iterable[Peer]) -> Mapping[PeerId, int]:
     """Return the weight of each validator's vote in `round`: its stake, or 1 each if none has stake. `peers` as of
-    D."""
+    the commit deadline."""
     return _weights(electorate(run, round, peers))
 
 
@@ -151,7 +152,7 @@ def mirror_order(
     run: Run, round: int, commit_hash: Digest, peers: Iterable[Peer], named: Collection[PeerId]
 ) -> dict[PeerId, tuple[PeerId, ...]]:
     """Return, for each of the `named` peers, the counting validators in the order in which they copy its payload: the
-    first COPIES of them unasked. `commit_hash` and `peers` as of D."""
+    first COPIES of them unasked. `commit_hash` and `peers` as of the commit deadline."""
     stakes = sorted(electorate(run, round, peers).items())
     return {peer: drawn_mirrors(run.id, commit_hash, round, peer, stakes) for peer in named}
 
@@ -191,7 +192,7 @@ def vote_for(round: int, uids: Collection[Uid], state_ref: StateRef) -> Vote:
 
 def abstention(round: int) -> Vote:
     """Return the vote of a validator that is not at the tip: it keeps its seat, and supports no state. For round 0, and
-    by its block D, it announces a validator."""
+    by its commit deadline, it announces a validator."""
     return Vote(round, 0, Digest(bytes(DIGEST_BYTES)), Digest(bytes(DIGEST_BYTES)))
 
 
@@ -201,7 +202,8 @@ def named(vote: Vote) -> tuple[Uid, ...]:
 
 
 def posts_in(run: Run, round: int, peers: Iterable[Peer]) -> list[Post]:
-    """Return the votes for `round` in these slots, written in (D, X]. `peers` as of any block."""
+    """Return the votes for `round` in these slots, written after the commit deadline and by the vote deadline. `peers`
+    as of any block."""
     first, last = run.clock.commit_deadline(round), run.clock.vote_deadline(round)
     return [
         Post(peer.slot.block, peer.id, peer.slot.statement)
@@ -280,9 +282,10 @@ class _Tally:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of peers if more are named than may contribute, among those that committed by D. The chain's incentive
-    decides: the chain computes it from the validators' weights, clipped at their stake-weighted median, so no validator
-    has to state it again. A share of the places is for peers without any. `peers` and `commit_hash` as of D."""
+    """The order of peers if more are named than may contribute, among those that committed by the commit deadline. The
+    chain's incentive decides: the chain computes it from the validators' weights, clipped at their stake-weighted
+    median, so no validator has to state it again. A share of the places is for peers without any. `peers` and
+    `commit_hash` as of the commit deadline."""
 
     run: Run
     round: int
@@ -291,7 +294,7 @@ class Order:
 
     @cached_property
     def committed(self) -> dict[Uid, tuple[PeerId, Digest]]:
-        """(hotkey, envelope) of every uid that had committed by D."""
+        """(hotkey, envelope) of every uid that had committed by the commit deadline."""
         last = self.run.clock.commit_deadline(self.round)
         promises = ((peer, commitment(peer, self.round, last)) for peer in self.peers)
         return {peer.uid: (peer.id, promise.envelope) for peer, promise in promises if promise is not None}
@@ -321,9 +324,9 @@ def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | 
 
     A round is decided early in the first state that meets two conditions. First, more than half of the counted stake
     names a state. Second, every counting validator has spoken, or more than half names each of the first G of the order
-    that committed. Then no later vote can change the result. Otherwise the round is decided at X. It is void only if no
-    state has more than half by X, or no peer is named by more than half. It is also void if the owner has declared it
-    void as seen from `height` on, a final block.
+    that committed. Then no later vote can change the result. Otherwise the round is decided at the vote deadline. It is
+    void only if no state has more than half by the vote deadline, or no peer is named by more than half. It is also
+    void if the owner has declared it void as seen from `height` on, a final block.
     """
     order, tally = order_of(run, round, log), _Tally(vote_weights(run, round, log.commit))
     last = run.clock.vote_deadline(round)
@@ -367,7 +370,7 @@ def _decided(order: Order, state_ref: StateRef | None, supported: Collection[Uid
 
 
 def outcome(run: Run, round: int, log: Log, height: int) -> Outcome:
-    """Return the round's effect on the run's tip. `log` reaches up to X; `height` as for `agreed`."""
+    """Return the round's effect on the run's tip. `log` reaches up to the vote deadline; `height` as for `agreed`."""
     found = agreed(run, round, log, run.clock.vote_deadline(round), height)
     assert found is not None
     state_ref = _Tally(vote_weights(run, round, log.commit), log.posts).state_ref

@@ -97,11 +97,11 @@ def audit(facts: Facts, claim: Claim) -> list[Finding]:
 
 
 def _hotkeys(again: Replay) -> Iterator[Finding]:
-    """Check that the report lists exactly the hotkeys that were registered at D, with their uids."""
+    """Check that the report lists exactly the hotkeys that were registered at the commit deadline, with their uids."""
     for peer in sorted(again.registered.keys() - again.report.rows.keys()):
         yield _differs(Topic.HOTKEYS, f"uid {again.registered[peer].uid} is left out of the report", peer)
     for peer in sorted(again.report.rows.keys() - again.registered.keys()):
-        yield _differs(Topic.HOTKEYS, "is in the report, but was not registered at block D", peer)
+        yield _differs(Topic.HOTKEYS, "is in the report, but was not registered at the commit deadline", peer)
     for peer, row in again.rows.items():
         if row.uid != again.registered[peer].uid:
             yield _differs(Topic.HOTKEYS, f"uid {row.uid} stated, {again.registered[peer].uid} on chain", peer)
@@ -134,7 +134,8 @@ def _checks(again: Replay) -> Iterator[Finding]:
             else:
                 yield _differs(Topic.CHECKS, text, peer)
         elif found is Reason.UNREVEALED:
-            yield Finding(Topic.CHECKS, Verdict.OBSERVED, "UNREVEALED: no key was readable by block V", peer)
+            text = "UNREVEALED: no key was readable by the reveal deadline"
+            yield Finding(Topic.CHECKS, Verdict.OBSERVED, text, peer)
         elif row.payload != payloads.get(peer):
             yield _differs(Topic.CHECKS, "another payload is remembered than the committed one", peer)
         elif again.stated.twins.get(peer) != again.checked.twins.get(peer):
@@ -147,7 +148,7 @@ def _checks(again: Replay) -> Iterator[Finding]:
 
 def _unexamined(again: Replay, peer: PeerId, row: Row) -> Finding:
     if row.rejected is Reason.LATE:
-        return _differs(Topic.CHECKS, "LATE stated, but its commitment stood on chain at block D", peer)
+        return _differs(Topic.CHECKS, "LATE stated, but its commitment stood on chain at the commit deadline", peer)
     if row.unseen:
         return Finding(Topic.CHECKS, Verdict.OBSERVED, "not looked at: there was no time, or no room for it", peer)
     if row.rejected in OBSERVED_BYTES:

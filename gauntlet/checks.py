@@ -33,11 +33,12 @@ Unseal = Callable[[Envelope, bytes, bytes | memoryview], bytes | memoryview]
 class Gathered:
     """One peer's objects as we read them.
 
-    `peer` as of block D. `late`: its slot had no commitment for this round at D, but one at V. `payload`: the object
-    whose envelope it committed to, from any source, or that envelope alone where it is not the peer's own; None when it
-    could not be had. It may be a view of a file, and is not read as a whole but by the section. `wrong_size`: the size
-    its server claims, when that differs from the only right one (nothing was read then). `reveal`: None when no key
-    could be read while our finalised head was below V.
+    `peer` as of the commit deadline. `late`: its slot had no commitment for this round at the commit deadline, but one
+    at the reveal deadline. `payload`: the object whose envelope it committed to, from any source, or that envelope
+    alone where it is not the peer's own; None when it could not be had. It may be a view of a file, and is not read as
+    a whole but by the section. `wrong_size`: the size its server claims, when that differs from the only right one
+    (nothing was read then). `reveal`: None when no key could be read while our finalised head was below the reveal
+    deadline.
     """
 
     peer: Peer
@@ -62,10 +63,11 @@ class CheckFunctions:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """`committed`: peers that had committed by D, passed or not: a fault of theirs was not a mere absence.
-    `twins`: of those that passed, who sent (nearly) the same as whom: one of them at most may contribute, and who did
-    the work shows in the evaluation. `remember`: this round's payloads with their records, to compare those of later
-    rounds with. `broken`: whose bytes a check of ours broke on, and where: a bug to be told of, whatever sent them."""
+    """`committed`: peers that had committed by the commit deadline, passed or not: a fault of theirs was not a mere
+    absence. `twins`: of those that passed, who sent (nearly) the same as whom: one of them at most may contribute, and
+    who did the work shows in the evaluation. `remember`: this round's payloads with their records, to compare those of
+    later rounds with. `broken`: whose bytes a check of ours broke on, and where: a bug to be told of, whatever sent
+    them."""
 
     passed: Mapping[PeerId, Submission]
     rejected: Mapping[PeerId, Rejection]
@@ -80,7 +82,7 @@ class Expected:
     """The values with which an honest submission of the round agrees.
 
     theta: our digest at the round's start. sync_proof: the proof of being in sync that follows from our theta. outer:
-    the outer state at the round's start. commit_hash: of block D."""
+    the outer state at the round's start. commit_hash: of the commit deadline."""
 
     spec: RunSpec
     run: Digest
@@ -93,15 +95,15 @@ class Expected:
 
     @property
     def commit_deadline(self) -> int:
-        """Block D."""
+        """The commit deadline."""
         return self.clock.commit_deadline(self.round)
 
 
 def fast_checks(
     expected: Expected, gathered: Sequence[Gathered], functions: CheckFunctions, history: Iterable[Sketch] = ()
 ) -> Checked:
-    """Judge every peer of the round. `history`: earlier payloads, by the sample that block D's hash draws. Nothing that
-    a peer sent raises or changes another peer's result."""
+    """Judge every peer of the round. `history`: earlier payloads, by the sample that the hash of the commit deadline
+    draws. Nothing that a peer sent raises or changes another peer's result."""
     spec, round = expected.spec, expected.round
     broken: dict[PeerId, str] = {}
     opened: dict[PeerId, Submission] = {}
@@ -209,7 +211,7 @@ def _unsealed(
 def _reveal(item: Gathered, run: Digest, round: int, functions: CheckFunctions) -> Reveal:
     """The peer's signed key for this run and round. Bytes that are not that reveal nothing: UNREVEALED."""
     if item.reveal is None:
-        raise InvalidSubmission(Reason.UNREVEALED, "no key before block V was final")
+        raise InvalidSubmission(Reason.UNREVEALED, "no key before the reveal deadline was final")
     try:
         reveal = parse_reveal(item.reveal)
     except InvalidMessage:

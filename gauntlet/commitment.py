@@ -26,8 +26,8 @@ def is_judged(peer: Peer, owner: PeerId) -> bool:
 
 
 def is_late(at_commit: Peer, at_reveal: Peer | None, round: int, commit_deadline: int, reveal_deadline: int) -> bool:
-    """Whether the peer has no commitment for the round at D, but one by V. `at_commit`, `at_reveal`: the peer as of
-    blocks D and V."""
+    """Whether the peer has no commitment for the round at the commit deadline, but one by the reveal deadline.
+    `at_commit`, `at_reveal`: the peer as of the commit and the reveal deadline."""
     if commitment(at_commit, round, commit_deadline) is not None or at_reveal is None:
         return False
     return commitment(at_reveal, round, reveal_deadline) is not None

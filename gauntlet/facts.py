@@ -31,9 +31,10 @@ class State:
 class Facts:
     """A round's public facts, from the chain and the buckets.
 
-    `log` as for gauntlet.agreement, up to X; `at_reveal` as of V. `theta` and `previous`: at the round's start, as most
-    stake names them. `payloads`: sealed objects that hash to their commitments, as far as they could be fetched.
-    `height`: the final block as of which we look. `state`: None if theta could not be rebuilt; `stateless` says why.
+    `log` as for gauntlet.agreement, up to the vote deadline; `at_reveal` as of the reveal deadline. `theta` and
+    `previous`: at the round's start, as most stake names them. `payloads`: sealed objects that hash to their
+    commitments, as far as they could be fetched. `height`: the final block as of which we look. `state`: None if theta
+    could not be rebuilt; `stateless` says why.
     """
 
     run: Run
@@ -57,7 +58,7 @@ class Facts:
 
     @property
     def commit_hash(self) -> Digest:
-        """The hash of block D."""
+        """The hash of the commit deadline."""
         return self.log.commit_hash
 
     @property

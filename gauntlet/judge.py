@@ -49,8 +49,8 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Judge:
-    """`book`: of before the round, with the payloads that it remembers. `commit_hash`: of block D. Where a method takes
-    a `Checked` it looks at names and twins only."""
+    """`book`: of before the round, with the payloads that it remembers. `commit_hash`: of the commit deadline. Where a
+    method takes a `Checked` it looks at names and twins only."""
 
     spec: RunSpec
     run: Digest
@@ -96,7 +96,8 @@ class Judge:
         return Drawn(seed, picked, references(picked, passed, contributing, rules, seed, checked.twins))
 
     def samples(self, drawn: Drawn, page_hash: Digest, miners: Collection[PeerId]) -> Samples:
-        """Draw the sequences. `page_hash`: of the round's page block. miners: all that count as such, as of D."""
+        """Draw the sequences. `page_hash`: of the round's page block. miners: all that count as such, as of the commit
+        deadline."""
         return samples(self.spec, page_hash, drawn.picked, miners, drawn.seed)
 
     def evaluate(
@@ -115,7 +116,8 @@ class Judge:
     def guides(
         self, twins: Collection[PeerId], contributing: Iterable[PeerId], registered: Iterable[PeerId]
     ) -> list[PeerId]:
-        """Return the peers whose updates show the run's direction. registered: all hotkeys, as of D."""
+        """Return the peers whose updates show the run's direction. registered: all hotkeys, as of the commit
+        deadline."""
         return guides(contributing, self._trusted(registered), twins)
 
     def measured(self, guides: Collection[PeerId], registered: Iterable[PeerId]) -> Earlier:
@@ -146,7 +148,8 @@ class Judge:
         selected: Iterable[PeerId],
         progress: Mapping[PeerId, float],
     ) -> RoundOutcome:
-        """Return what the round taught. committed: all that had committed by D, seen or not. selected: by the votes."""
+        """Return what the round taught. committed: all that had committed by the commit deadline, seen or not.
+        selected: by the votes."""
         unseen = frozenset(committed) - checked.passed.keys() - checked.rejected.keys()
         return RoundOutcome(self.round, checked, evaluations, frozenset(selected), progress, unseen=unseen)
 

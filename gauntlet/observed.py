@@ -44,9 +44,9 @@ class Looked:
     ended: int
 
     def is_late(self, clock: Clock, round: int) -> bool:
-        """Whether reading began in the second half of the reveal window, or ended more than one such window after V.
-        The window is the measure, since it is planned for the actual machines. No peer can cause it: reading ends at
-        V."""
+        """Whether reading began in the second half of the reveal window, or ended more than one such window after the
+        reveal deadline. The window is the measure, since it is planned for the actual machines. No peer can cause it:
+        reading ends at the reveal deadline."""
         opened, closed = clock.commit_deadline(round), clock.reveal_deadline(round)
         return 2 * (self.began - opened) > closed - opened or self.ended - closed > closed - opened
 
@@ -54,7 +54,7 @@ class Looked:
 def is_unreadable(
     book: ScoreBook, committed: Collection[PeerId], outcomes: Mapping[PeerId, Reason | None], spec: GauntletSpec
 ) -> bool:
-    """Whether too few of the peers that committed by D could be read, by the book before the round.
+    """Whether too few of the peers that committed by the commit deadline could be read, by the book before the round.
 
     `outcomes`: for every peer that was looked at, the reason of the fast checks, None if it passed. Eligible peers are
     in good standing. That takes work, so hotkeys that commit and stay silent count for nothing, however many they are.

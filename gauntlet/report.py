@@ -96,10 +96,10 @@ class Paid:
 class Report:
     """One round of one validator.
 
-    `rows`: every hotkey registered at D. `before`, `after`: the book by which the round was judged and the one after
-    its fold; of these hotkeys only, and without `remembered`. `gone`: how many hotkeys of the book that were ever
-    evaluated are not registered any more. `history`: the payloads that the book before remembered. `unobserved`: why
-    nothing was evaluated, folded and paid, None in an observed round.
+    `rows`: every hotkey registered at the commit deadline. `before`, `after`: the book by which the round was judged
+    and the one after its fold; of these hotkeys only, and without `remembered`. `gone`: how many hotkeys of the book
+    that were ever evaluated are not registered any more. `history`: the payloads that the book before remembered.
+    `unobserved`: why nothing was evaluated, folded and paid, None in an observed round.
     """
 
     round: int
@@ -150,7 +150,8 @@ def round_report(
     paid: Paid,
     unobserved: Unobserved | None = None,
 ) -> Report:
-    """Return the report of a round as it was played. `peers`: all registered at D; `before` and `after` its fold."""
+    """Return the report of a round as it was played. `peers`: all registered at the commit deadline; `before` and
+    `after` its fold."""
     checked = outcome.checked
     reveals = {item.peer.id: item.reveal for item in gathered}
     payloads = {kept.peer: kept.payload for kept in checked.remember}

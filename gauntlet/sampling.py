@@ -1,6 +1,6 @@
 """Draw the evaluated peers, their references and their data (docs/protocol.md section 9). The draw uses the hash of the
-first block after V, so that it is unknown while a key can still be withheld. It also uses the validator's hotkey, so
-that two validators look at different data."""
+first block after the reveal deadline, so that it is unknown while a key can still be withheld. It also uses the
+validator's hotkey, so that two validators look at different data."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence

@@ -1,8 +1,8 @@
 """Find copies (docs/protocol.md section 5, COPY; docs/decisions/0012-sampled-sketches.md).
 
-Payloads are compared in some chunks, drawn from the hash of block D: all peers have committed by then, so a copier
-cannot know the chunks and change only those. A `Sketch` is a payload's content of the drawn chunks. Every pair first
-goes through a screen of a fixed small cost; possible copies are then counted exactly.
+Payloads are compared in some chunks, drawn from the hash of the commit deadline: all peers have committed by then, so a
+copier cannot know the chunks and change only those. A `Sketch` is a payload's content of the drawn chunks. Every pair
+first goes through a screen of a fixed small cost; possible copies are then counted exactly.
 """
 
 from bisect import bisect_right
@@ -102,8 +102,8 @@ class _Group:
 
 
 class Sample:
-    """The chunks of a layout that are compared in the round whose block D has `commit_hash`, drawn one after the other
-    until they hold about `num_values` values."""
+    """The chunks of a layout that are compared in the round whose commit deadline has `commit_hash`, drawn one after
+    the other until they hold about `num_values` values."""
 
     def __init__(self, layout: Layout, commit_hash: Digest, num_values: int = COMPARED_VALUES) -> None:
         held = sum(region.down * region.across * region.k for tensor in layout for region in tensor.regions)
@@ -146,10 +146,10 @@ class Sample:
         """Return the screen's result, [count, sketches]: which of the first `count` may share more than `limit` with
         which of all.
 
-        An element of the screened chunks goes to a bucket and has a factor of 1 or -1, both from the hash of block D.
-        With the sums of factors in each bucket as a vector, the product of two vectors is on average the number of
-        common elements; its standard deviation is about 1 / sqrt(buckets) of a payload's. Exact in float32, in any
-        order: small integers.
+        An element of the screened chunks goes to a bucket and has a factor of 1 or -1, both from the hash of the commit
+        deadline. With the sums of factors in each bucket as a vector, the product of two vectors is on average the
+        number of common elements; its standard deviation is about 1 / sqrt(buckets) of a payload's. Exact in float32,
+        in any order: small integers.
         """
         least = SCREEN_SHARE * limit * sum(group.offsets.size * group.k for group in self._screened)
         vectors = self.vectors(sketches)
@@ -221,7 +221,7 @@ def find_copies(
 
     A copy has more in common than `copy_overlap` plus one standard deviation of a share among their number of values.
     An earlier payload has an owner, so a peer that posts it again is at fault. Two payloads of this round were both
-    sealed until D: only the peers' own pages can show which of them did the work.
+    sealed until the commit deadline: only the peers' own pages can show which of them did the work.
 
     A peer's earlier payloads are its own: after a void round, and if more was learned than may be sent at once, the
     same values come again. So a peer's payload is compared with its own earlier ones for equality only. Of two

@@ -60,9 +60,9 @@ def differing(shares: Mapping[Uid, float], row: Mapping[Uid, int]) -> list[Uid]:
 
 
 def lasting(at_commit: Iterable[Peer], now: Iterable[Peer]) -> dict[PeerId, Uid]:
-    """Return the uid of every hotkey that held it at the round's block D and holds it now: those that may be paid. A
-    uid that changed hands since may do so again before the weights are in a block, and then another hotkey would be
-    paid for this one's work."""
+    """Return the uid of every hotkey that held it at the round's commit deadline and holds it now: those that may be
+    paid. A uid that changed hands since may do so again before the weights are in a block, and then another hotkey
+    would be paid for this one's work."""
     before = {(peer.id, peer.uid) for peer in at_commit}
     return {peer.id: peer.uid for peer in now if (peer.id, peer.uid) in before}
 

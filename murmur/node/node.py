@@ -172,8 +172,8 @@ class Node(Follower):
         """Apply the round's probable selection to theta, in memory only. Return whether theta is now the expected one.
         The next round starts from it. `advance` confirms it, or takes it back and applies the agreed selection.
 
-        We wait until V for a miner that committed and shows no key. Once the decision is known we do not guess. If no
-        miner committed, or none shows a key, the round will be void.
+        We wait until the reveal deadline for a miner that committed and shows no key. Once the decision is known we do
+        not guess. If no miner committed, or none shows a key, the round will be void.
         """
         state, last = self.state, self.clock.commit_deadline(round)
         if state.expected is not None:
@@ -393,10 +393,11 @@ class Node(Follower):
                 pause = min(2 * pause, 10.0)
 
     def prefetch(self, round: int) -> None:
-        """Start to fetch the submissions that will probably be selected, until the selection is known. Before D: those
-        of the miners selected last, if they are uploaded already. After D: those that committed, the last selected
-        first, then the lowest uids, up to the number of places. A submission fetched only after its selection makes
-        every node late for the next round. Nothing waits for it and nothing depends on it."""
+        """Start to fetch the submissions that will probably be selected, until the selection is known. Before the
+        commit deadline: those of the miners selected last, if they are uploaded already. After the commit deadline:
+        those that committed, the last selected first, then the lowest uids, up to the number of places. A submission
+        fetched only after its selection makes every node late for the next round. Nothing waits for it and nothing
+        depends on it."""
         self.stop_prefetch()
         try:
             last, head = self.clock.commit_deadline(round), self.head()

@@ -10,7 +10,8 @@ from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import POSTS_PER_EPOCH, WINDOW_MARGIN_BLOCKS, RunSpec
 
 SHORTEST_REVEAL = 5
-"""Blocks from D to V: a key is small, but a machine or a store may stall for a minute now and then."""
+"""Blocks from the commit deadline to the reveal deadline: a key is small, but a machine or a store may stall for a
+minute now and then."""
 VOTE_SPARE = 2
 """Blocks to spare for a vote: the chain may miss one, and a validator adds peers that others name."""
 LONGEST = 10_000
@@ -53,7 +54,8 @@ def _of_length(plan: Plan, round_blocks: int, reveal: int, votes: int) -> Plan:
 
 
 def _with(plan: Plan, commit: int, reveal: int, votes: int) -> Plan:
-    """Return the plan with a clock of these offsets: of D from the round's start, of V and X from D, in blocks."""
+    """Return the plan with a clock of these offsets: of the commit deadline from the round's start, of the reveal and
+    the vote deadline from the commit deadline, in blocks."""
     spec, round_blocks = plan.spec, commit + votes + 1
     clock = {"round_blocks": round_blocks, "commit": commit, "reveal": commit + reveal, "words": commit + votes}
     rounds = max(1, -(-spec.clock.weights_rate_limit // round_blocks))

@@ -1,9 +1,10 @@
 """The phases of a round and of a restart, as built: one table for each role.
 
 A phase lists the bytes that pass through each rate, the number of threads, and its predecessors;
-murmur/plan/timeline.py computes times from them. Time counts from block D of the previous round, the last instant at
-which both roles are idle: the phases after it settle that round, and the next D is the deadline. A change of the code
-also changes its line here; `murmur plan`, its refusals, a disk's wear and the utilization follow.
+murmur/plan/timeline.py computes times from them. Time counts from the commit deadline of the previous round, the last
+instant at which both roles are idle: the phases after it settle that round, and the next commit deadline is the
+deadline. A change of the code also changes its line here; `murmur plan`, its refusals, a disk's wear and the
+utilization follow.
 """
 
 from abc import ABC, abstractmethod
@@ -32,8 +33,8 @@ RateName = Literal[
 """A field of murmur/plan/rates.py Rates."""
 
 Opening = Literal["uploaded", "commit", "reveal", "decided"]
-"""uploaded: others' payloads are in their buckets. commit, reveal: D, V is final. decided: the votes that decide the
-previous round are in a final block."""
+"""uploaded: others' payloads are in their buckets. commit, reveal: that deadline is final. decided: the votes that
+decide the previous round are in a final block."""
 MARGIN = 0.02
 """Least share of the compute that is kept free for variation of the inner steps' time. The spread of its own trial
 counts if larger, where the machine is measured (murmur/plan/measure.py). Assumed: not measured on GPUs."""
@@ -67,8 +68,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`phase` has to end by `by(clock)`, seconds from block D of the previous round. As text: what the node does then
-    (`does`), when that is, and the consequence of missing it (`missed`)."""
+    """`phase` has to end by `by(clock)`, seconds from the commit deadline of the previous round. As text: what the node
+    does then (`does`), when that is, and the consequence of missing it (`missed`)."""
 
     role: Role
     phase: str
@@ -79,13 +80,20 @@ class Deadline:
 
 
 DEADLINES = (
-    Deadline("miner", "commit", lambda c: seconds(c, c.round_blocks), "commits", "block D", "nobody counts its work"),
+    Deadline(
+        "miner",
+        "commit",
+        lambda c: seconds(c, c.round_blocks),
+        "commits",
+        "the commit deadline",
+        "nobody counts its work",
+    ),
     Deadline(
         "miner",
         "publish",
         lambda c: seconds(c, c.round_blocks),
         "has published what it commits to",
-        "block D",
+        "the commit deadline",
         "others may have no time left to read it",
     ),
     Deadline(
@@ -93,15 +101,15 @@ DEADLINES = (
         "gather",
         lambda c: opening(c, "reveal"),
         "has read those who contribute",
-        "block V is final",
+        "the reveal deadline is final",
         "whom it lacks it cannot select",
     ),
     Deadline(
         "validator",
         "vote",
         lambda c: seconds(c, c.words - c.commit),
-        "has said its vote",
-        "block X",
+        "has posted its vote",
+        "the vote deadline",
         "it is not heard, and where most are late the round is void",
     ),
     Deadline(
@@ -120,13 +128,14 @@ def seconds(clock: ClockSpec, blocks: float) -> float:
 
 
 def opening(clock: ClockSpec, block: str) -> float:
-    """Return the seconds from D until this block of the clock ("commit", "reveal", "words") is final."""
+    """Return the seconds from the commit deadline until this block of the clock ("commit", "reveal", "words") is
+    final."""
     return seconds(clock, getattr(clock, block) - clock.commit + clock.finality_blocks)
 
 
 def decided(clock: ClockSpec, voted: float) -> float:
-    """Return the seconds from D until the round is decided, when every validator's vote is in a block after `voted`
-    seconds."""
+    """Return the seconds from the commit deadline until the round is decided, when every validator's vote is in a block
+    after `voted` seconds."""
     return min(voted + seconds(clock, clock.finality_blocks), opening(clock, "words"))
 
 
@@ -313,7 +322,7 @@ def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
 
 
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
-    """murmur/rounds/miner.py Miner.play, from D on, where the round is decided as the miner expects
+    """murmur/rounds/miner.py Miner.play, from the commit deadline on, where the round is decided as the miner expects
     (murmur/node/node.py expect): it trains once the keys are revealed, and only its sending waits for the decision."""
     sizes = setting.sizes
     download, meanwhile = setting.downloaded()
@@ -351,10 +360,10 @@ def correction_phases(setting: Setting) -> tuple[Phase, ...]:
 
 
 def validator_phases(setting: Setting) -> tuple[Phase, ...]:
-    """murmur/rounds/validator.py Validator.play, from D on."""
+    """murmur/rounds/validator.py Validator.play, from the commit deadline on."""
     spec, sizes, threads = setting.spec, setting.sizes, setting.threads
     gathered, first = sizes.gathered * sizes.payload, setting.gathered_first * sizes.payload
-    reserve = gathered - first  # peers that are missing at V are left out
+    reserve = gathered - first  # peers that are missing at the reveal deadline are left out
     probed = sizes.probes * sizes.payload
     sent = 2 * probed  # to the weights and back
     copied = setting.copied_payloads * sizes.payload

@@ -90,8 +90,8 @@ COVENANT = Claim("Covenant-72B", 72_747_327_488, 64, 14, 20, 110.0, 500.0, 20 * 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A deadline that a node as planned does not meet: `ends` and `by` in seconds from block D of the previous round.
-    `path`: the phases that delay it, the longest first."""
+    """A deadline that a node as planned does not meet: `ends` and `by` in seconds from the commit deadline of the
+    previous round. `path`: the phases that delay it, the longest first."""
 
     deadline: Deadline
     ends: float
@@ -281,8 +281,8 @@ class Plan(TrainerPlan):
 
     @cached_property
     def openings(self) -> dict[Opening, float]:
-        """Seconds from block D of the previous round until these are final, and until others have uploaded, if they are
-        as fast as this node; that may be before D."""
+        """Seconds from the commit deadline of the previous round until these are final, and until others have uploaded,
+        if they are as fast as this node; that may be before the commit deadline."""
         clock = self.spec.clock
         final: dict[Opening, float] = {"commit": opening(clock, "commit"), "reveal": opening(clock, "reveal")}
         final["uploaded"] = final["commit"]
@@ -317,8 +317,8 @@ class Plan(TrainerPlan):
         return tuple((phase.name, phase_seconds(phase, self.rates)) for phase in restart_phases(self.setting, role))
 
     def tightest(self, role: Role) -> tuple[Deadline, float, float]:
-        """Return the deadline with the largest share used up, the seconds from block D until it is met, and until it
-        passes."""
+        """Return the deadline with the largest share used up, the seconds from the commit deadline until it is met, and
+        until it passes."""
         found = []
         for deadline in DEADLINES:
             if deadline.role == role:
@@ -329,7 +329,7 @@ class Plan(TrainerPlan):
     @property
     def missed(self) -> tuple[Missed, ...]:
         """Deadlines that are not met, even in the case that a validator is silent and the round is decided only at
-        X."""
+        the vote deadline."""
         found: list[Missed] = []
         late = self.openings | {"decided": opening(self.spec.clock, "words")}
         for deadline in DEADLINES:
@@ -354,8 +354,8 @@ class Plan(TrainerPlan):
 
     @property
     def utilization(self) -> float:
-        """Share of a miner's round that is spent computing. If its work is published only after the next D, share of
-        the time until then."""
+        """Share of a miner's round that is spent computing. If its work is published only after the next commit
+        deadline, share of the time until then."""
         done = [phase.ends for phase in self.timeline("miner") if phase.phase.name in ("commit", "publish")]
         return self.compute_seconds / max(self.round_seconds, *done)
 
@@ -370,8 +370,8 @@ class Plan(TrainerPlan):
 
     @property
     def published_after_correction(self) -> float:
-        """Seconds from block D of the previous round until a miner with a wrong guess has committed and published. The
-        margin is spent first."""
+        """Seconds from the commit deadline of the previous round until a miner with a wrong guess has committed and
+        published. The margin is spent first."""
         ends = {timed.phase.name: timed.ends for timed in self.timeline("miner")}
         late = max(0.0, self.correction_seconds - self.margin * self.compute_seconds)
         return max(ends["commit"], ends["publish"]) + late

@@ -11,8 +11,8 @@ _AN_INSTANT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A phase in time: `begins` in seconds from block D of the previous round. critical: a longer one makes a deadline
-    later. overlaps: the phases of the same node that run at the same time."""
+    """A phase in time: `begins` in seconds from the commit deadline of the previous round. critical: a longer one makes
+    a deadline later. overlaps: the phases of the same node that run at the same time."""
 
     phase: Phase
     begins: float

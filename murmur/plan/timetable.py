@@ -17,11 +17,11 @@ from murmur.training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_to
 from murmur.training.sizes import size_words
 
 MARKS: dict[Opening, str] = {
-    "commit": "block D is final: commitments are counted",
-    "reveal": "block V is final: keys are read",
+    "commit": "the commit deadline is final: commitments are counted",
+    "reveal": "the reveal deadline is final: keys are read",
     "decided": "validators' words are final: the selection is known",
 }
-LIMIT = "next block D"
+LIMIT = "next commit deadline"
 SMALL_BYTES = 100 * 10**6
 """A model that trains in less memory trains on any CPU in seconds: GPU figures would only confuse."""
 DOES = {
@@ -119,7 +119,7 @@ def wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
 
 def _timeline(plan: Plan, role: Role) -> Iterator[str]:
     """Yield the phases by their beginnings, with the blocks that they wait for in between."""
-    yield f"{'begins':>9}{'takes':>10}   a {role}, from block D on; * holds up a deadline"
+    yield f"{'begins':>9}{'takes':>10}   a {role}, from the commit deadline on; * holds up a deadline"
     rows = [(timed.begins, 1, timed_row(timed)) for timed in plan.timeline(role) if timed.seconds]
     marks = {plan.openings[block]: mark for block, mark in MARKS.items()} | {plan.round_seconds: LIMIT}
     rows += [(begins, 0, f"{_clock(begins):>9}{'':>10} - {mark}") for begins, mark in marks.items()]
@@ -166,7 +166,7 @@ def _correction(plan: Plan) -> Iterator[str]:
     phases = ", ".join(f"{name} {duration(seconds)}" for name, seconds in plan.correction)
     free, left = plan.margin * plan.compute_seconds, plan.round_seconds - plan.published_after_correction
     then = (
-        f"the miner has still published {duration(left)} before block D"
+        f"the miner has still published {duration(left)} before the commit deadline"
         if left >= 0
         else f"the miner has published {duration(-left)} too late, and its round is lost"
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Clock:
     """Windows of a round; all fields except `start_block` are offsets or lengths in blocks.
 
-    commit: D, the last block in which a commitment counts. reveal: V, keys are read until it is final. votes: X, the
-    last block in which a vote counts. round_blocks: N.
+    commit: D, the commit deadline: the last block in which a commitment counts. reveal: V, the reveal deadline: keys
+    are read until it is final. words: X, the vote deadline: the last block in which a vote counts. round_blocks: N.
     """
 
     start_block: int
@@ -28,34 +28,36 @@ class Clock:
         return self.start_block + round * self.round_blocks
 
     def page_block(self, round: int) -> int:
-        """Return the block whose hash assigns the round's pages: D of the round before. After it no peer's work for
-        that round can change, so a miner may begin as soon as it is final. For the first round it is the block in the
-        same place."""
+        """Return the block whose hash assigns the round's pages: the commit deadline of the round before. After it no
+        peer's work for that round can change, so a miner may begin as soon as it is final. For the first round it is
+        the block in the same place."""
         return max(0, self.commit_deadline(round - 1))
 
     def commit_deadline(self, round: int) -> int:
-        """Return block D: the last whose commitments count."""
+        """Return the last block whose commitments count."""
         return self.start(round) + self.commit
 
     def reveal_deadline(self, round: int) -> int:
-        """Return block V: keys count if they are readable before the reader's finalised head reaches it."""
+        """Return the last block for keys: they count if they are readable before the reader's finalised head reaches
+        it."""
         return self.start(round) + self.reveal
 
     def sample_block(self, round: int) -> int:
-        """Return the first block after V; its hash draws the evaluation samples."""
+        """Return the first block after the reveal deadline; its hash draws the evaluation samples."""
         return self.reveal_deadline(round) + 1
 
     def vote_deadline(self, round: int) -> int:
-        """Return block X: votes count from the block after D up to it."""
+        """Return the last block whose votes count; the first is the one after the commit deadline."""
         return self.start(round) + self.words
 
     def decided_before(self, block: int) -> int:
-        """Return the newest round whose X is before `block`; negative before the first one's."""
+        """Return the newest round whose vote deadline is before `block`; negative before the first one's."""
         return (block - 1 - self.vote_deadline(0)) // self.round_blocks
 
     def paid_in(self, block: int) -> int:
-        """Return the round whose book gave the weights that were set in `block`: the newest whose V is before it, since
-        a round that is decided early is paid before its X. Negative before the first one's V."""
+        """Return the round whose book gave the weights that were set in `block`: the newest whose reveal deadline is
+        before it, since a round that is decided early is paid before its vote deadline. Negative before the first one's
+        reveal deadline."""
         return (block - 1 - self.reveal_deadline(0)) // self.round_blocks
 
     def end(self, round: int) -> int:
@@ -63,7 +65,7 @@ class Clock:
         return self.start(round + 1)
 
     def window_end(self, block: int) -> int:
-        """Return the last block of the window that contains the block after `block`: D, V or X."""
+        """Return the last block of the window that contains the block after `block`."""
         round = self.round_at(block)
         ends = (
             self.commit_deadline(round),

@@ -287,7 +287,8 @@ def parse_envelope(data: bytes | memoryview) -> Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Reveal:
-    """Published after block D: the sealing key and the proof of being in sync (docs/protocol.md section 5)."""
+    """Published after the commit deadline: the sealing key and the proof of being in sync (docs/protocol.md section
+    5)."""
 
     run: Digest
     round: int

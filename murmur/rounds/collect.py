@@ -1,4 +1,5 @@
-"""Collecting: what every peer left by block V, its sealed bytes and its key (docs/protocol.md section 4)."""
+"""Collecting: what every peer left by the reveal deadline, its sealed bytes and its key (docs/protocol.md section
+4)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Collector:
         return self.seen
 
     def commitments(self, round: int) -> tuple[Peer, ...]:
-        """Every registered hotkey as of block D."""
+        """Every registered hotkey as of the commit deadline."""
         last = self.node.clock.commit_deadline(round)
         self.node.wait_for(last, f"the commitments of round {round}")
         return self.node.ports.chain.peers(last)

@@ -35,8 +35,8 @@ class RoundOver(MurmurError):
 
 
 class Late(MurmurError):
-    """Block D was final before the last inner step: nothing that we send could count. The training so far stays out of
-    the error feedback too, and the next round begins in time."""
+    """The commit deadline was final before the last inner step: nothing that we send could count. The training so far
+    stays out of the error feedback too, and the next round begins in time."""
 
 
 class Miner:
@@ -120,7 +120,7 @@ class Miner:
     def finish_in_background(self, round: int, counts: bool) -> None:
         """Run tasks in the background that the next round does not need."""
         if self.finishing is not None:
-            self.finishing.join()  # its time is up since X
+            self.finishing.join()  # its time is up since the vote deadline
 
         def finish() -> None:
             try:
@@ -135,7 +135,7 @@ class Miner:
         self.finishing = self.node.time.start(finish, "aside")
 
     def pages(self, round: int) -> tuple[Page, ...]:
-        """Return the pages assigned to us, drawn from the hash of block D of the round before."""
+        """Return the pages assigned to us, drawn from the hash of the commit deadline of the round before."""
         node, spec = self.node, self.node.run.spec_at(round)
         header = node.wait_for(node.clock.page_block(round), f"the pages of round {round}")
         return assigned(
@@ -181,7 +181,7 @@ class Miner:
         return self.work.seal(round, update, partial(self.seconds_to_commit, round))
 
     def seconds_to_commit(self, round: int) -> float:
-        """Return the planned seconds until the round's block D, at least 0."""
+        """Return the planned seconds until the round's commit deadline, at least 0."""
         return self.node.seconds_until(self.node.clock.commit_deadline(round))
 
     def promise(self, round: int, sealed: SealedRound) -> None:
@@ -214,20 +214,21 @@ class Miner:
             raise faults[0]
 
     def await_others(self, round: int) -> None:
-        """Await block D, and fetch meanwhile the objects that others have published: look after half of the time that
-        is left, and half of the rest."""
+        """Await the commit deadline, and fetch meanwhile the objects that others have published: look after half of the
+        time that is left, and half of the rest."""
         node, last = self.node, self.node.clock.commit_deadline(round)
         while (left := last - node.head()) > 0:
             node.prefetch(round)
             node.wait_for(last - left // 2, f"the end of round {round}'s commit window")
 
     def publish(self, round: int, sealed: SealedRound) -> None:
-        """Make the sealed bytes visible before block D."""
+        """Make the sealed bytes visible before the commit deadline."""
         self.work.publish(round, sealed, partial(self.seconds_to_commit, round))
 
     def commit(self, round: int, sealed: SealedRound) -> None:
-        """Put the digest of our envelope on chain by block D; if a fork drops it, retry while there is time. If the
-        commitment is lost, we are not selected in this round, and our update stays out of the error feedback."""
+        """Put the digest of our envelope on chain by the commit deadline; if a fork drops it, retry while there is
+        time. If the commitment is lost, we are not selected in this round, and our update stays out of the error
+        feedback."""
 
         node = self.node
         last = node.clock.commit_deadline(round)
@@ -263,8 +264,8 @@ class Miner:
         return me is not None and me.slot is not None and me.slot.statement == statement
 
     def counts(self, round: int, sealed: SealedRound) -> bool:
-        """Whether our commitment is in the state of block D, which all nodes read: a second post of ours after a
-        restart, or a fork, may have moved it."""
+        """Whether our commitment is in the state of the commit deadline, which all nodes read: a second post of ours
+        after a restart, or a fork, may have moved it."""
 
         node, last = self.node, self.node.clock.commit_deadline(round)
         node.wait_for(last, f"the end of round {round}'s commit window")
@@ -275,8 +276,8 @@ class Miner:
         return Commitment(round, self.work.envelope_digest(sealed))
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
-        """Publish the key and the proof that we hold theta, before block V. D is final, so no object sealed for the
-        round can change any more."""
+        """Publish the key and the proof that we hold theta, before the reveal deadline. The commit deadline is final,
+        so no object sealed for the round can change any more."""
 
         node = self.node
         last = node.clock.commit_deadline(round)

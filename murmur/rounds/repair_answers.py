@@ -46,8 +46,8 @@ class RepairAnswers(Copier):
         """Copies in this round."""
 
     def answer(self, round: int) -> None:
-        """Copy payloads that nodes lack: our part in `round` is done, and nothing of the next one is uploaded before X.
-        Returns at once."""
+        """Copy payloads that nodes lack: our part in `round` is done, and nothing of the next one is uploaded before
+        the vote deadline. Returns at once."""
         node, clock = self.node, self.node.clock
         try:
             sources, seconds = (

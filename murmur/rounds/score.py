@@ -45,7 +45,7 @@ class Scores:
                 "or remove this folder and start again: the node catches up, and every rating starts afresh"
             ) from None
         self._commit = (-1, Digest(b""))
-        """The last judged round, and the hash of its block D: a chain that fails later holds nothing up."""
+        """The last judged round, and the hash of its commit deadline: a chain that fails later holds nothing up."""
         self.memory = PayloadHistory(
             store.folder / "payloads", node.run.first.layout.records_bytes, self.book.remembered
         )

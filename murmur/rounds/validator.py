@@ -47,8 +47,8 @@ class Validator:
         node.before_apply = self.keeper.publish_link
 
     def run(self) -> None:
-        """Judge every round that is not decided yet, until stopped: block D's state can be read afterwards, keys count
-        until V, and votes until X."""
+        """Judge every round that is not decided yet, until stopped: the state at the commit deadline can be read
+        afterwards, keys count until the reveal deadline, and votes until the vote deadline."""
         self.node.abort_unfinished()
         while True:
             try:
@@ -59,8 +59,8 @@ class Validator:
                 self.node.backoff.pause_after(self.node.state.saved.round, fault)
 
     def announce(self) -> None:
-        """Publish our bucket on chain. By block D of the run's first round also announce us: a validator that has not
-        spoken does not count."""
+        """Publish our bucket on chain. By the commit deadline of the run's first round also announce us: a validator
+        that has not spoken does not count."""
         node = self.node
         me = node.registered()
         slot = me.slot if me is not None else None

@@ -36,7 +36,7 @@ class Votes:
     def __init__(self, node: Node, scores: Scores, copies: ValidatorCopies) -> None:
         self.node, self.scores, self.copies = node, scores, copies
         self.seen: dict[PeerId, Gathered] = {}
-        """The objects of every peer registered at D, as far as we have them by now."""
+        """The objects of every peer registered at the commit deadline, as far as we have them by now."""
         self.lacked: frozenset[PeerId] = frozenset()
         """Peers whose payloads we have listed as wanted."""
 
@@ -190,7 +190,7 @@ class Votes:
         if vote == stands:
             return
         if not node.seconds_to_post(node.clock.vote_deadline(round)):
-            logger.warning("round {round}: the checks ended after block X, so our vote is late", round=round)
+            logger.warning("round {round}: the checks ended after the vote deadline, so our vote is late", round=round)
             return
         block = self.send(round, vote)
         if block is not None:

@@ -76,7 +76,11 @@ def test_true_110_and_500_megabits_are_another_clock(capsys: pytest.CaptureFixtu
     (alone,) = planned(capsys, "--spec", "covenant-72b-110", "--validators", "1", *words)["refused"]
     assert "a validator's uplink is needed 135% of the time" in alone
     refused = " ".join(planned(capsys, "--spec", "covenant-72b", *words)["refused"])
-    for words_told in ("a miner commits 7.0 min after block D", "after block V is final", "298%"):
+    for words_told in (
+        "a miner commits 7.0 min after the commit deadline",
+        "after the reveal deadline is final",
+        "298%",
+    ):
         assert words_told in refused
 
 

@@ -159,8 +159,8 @@ def _require(spec: RunSpec, data: Shards, options: Namespace, misfits: Sequence[
         )
     spare = plan.tightest("miner")
     say(
-        f"plan: every deadline is met; a miner {spare[0].does} {duration(spare[1])} after block D of the round "
-        f"before, by {duration(spare[2])}. A round has {spec.clock.round_blocks} blocks, "
+        f"plan: every deadline is met; a miner {spare[0].does} {duration(spare[1])} after the commit deadline of "
+        f"the round before, by {duration(spare[2])}. A round has {spec.clock.round_blocks} blocks, "
         f"{duration(plan.round_seconds)}"
     )
 

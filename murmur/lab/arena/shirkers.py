@@ -198,7 +198,7 @@ class ThinMargin(Working):
 
 
 class Late(Working):
-    """Honest work, committed after block D."""
+    """Honest work, committed after the commit deadline."""
 
     kind, expected = "late", Expected.AT_ONCE
 

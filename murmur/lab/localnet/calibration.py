@@ -52,7 +52,8 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, subnet:
     def blocks(*names: str, margin: float = MARGIN) -> int:
         return max(MIN_BLOCKS, ceil(margin * sum(longest[name] for name in names) / block_seconds))
 
-    # From D on. A miner has until the next D, since it trains from the result that it expects.
+    # From the commit deadline on. A miner has until the next commit deadline, since it trains from the result that it
+    # expects.
     work = blocks("advance", "compute", "upload", "commit", margin=WORK_MARGIN)
     reveal = max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
     votes = reveal + 2 * blocks("check", "commit")  # its vote, and the names that it adds

@@ -5,7 +5,7 @@ FAULTS = {
     "wrongkey": "envelope signed with a foreign key: UNSIGNED",
     "unrevealed": "never publishes its key: UNREVEALED",
     "badkey": "publishes a key that is not the sealing key: BAD_KEY",
-    "late": "commits after block D: LATE",
+    "late": "commits after the commit deadline: LATE",
     "silent": "does nothing: MISSING",
     "oversized": "an object larger than the run prescribes: WRONG_SIZE",
     "huge": "values a thousand times too large: NORM",

@@ -59,7 +59,7 @@ class BadKey(Miner):
 
 
 class Late(Miner):
-    """Commits after block D."""
+    """Commits after the commit deadline."""
 
     def commit(self, round: int, sealed: SealedRound) -> None:
         self.node.wait_for(self.node.clock.commit_deadline(round), "the commit window to close")

@@ -246,10 +246,12 @@ def _sending_stations(played: PlayedRound) -> Iterator[Station]:
     yield (
         "commit",
         [
-            f"{_short(digest)} is on chain from block {slot.block} on; D is block {last}, {last - slot.block} later; "
+            f"{_short(digest)} is on chain from block {slot.block} on; the commit deadline is block {last}, "
+            f"{last - slot.block} later; "
             f"{played.peers.committed} hotkeys committed by then",
-            f"after D {who} published its key, sha256 {_short(key)}, and its in-sync proof, {_short(reveal.proof)}; "
-            f"keys count until V, block {clock.reveal_deadline(facts.round)}",
+            f"after the commit deadline {who} published its key, sha256 {_short(key)}, and its in-sync proof, "
+            f"{_short(reveal.proof)}; "
+            f"keys count until the reveal deadline, block {clock.reveal_deadline(facts.round)}",
         ],
     )
 
@@ -275,7 +277,8 @@ def _judging_stations(played: PlayedRound) -> Iterator[Station]:
     yield (
         "order",
         [
-            f"{played.called(played.validator)} orders those that pass by PeerScore, equal ones by the hash of D:",
+            f"{played.called(played.validator)} orders those that pass by PeerScore, equal ones by the "
+            "hash of the commit deadline:",
             ", ".join(scores),
             *(f"{played.called(peer)} may not contribute: {why}" for peer, why in ranking.standing.items()),
             f"the chain's incentive decides where more than {places} are named: "
@@ -299,8 +302,8 @@ def _vote_lines(played: PlayedRound) -> list[str]:
         lines.append(f"{played.called(post.peer)} in block {post.block}: {vote}")
     return [
         *lines,
-        f"decided in block {facts.decision.block}, {after} after D: more than half of the stake names "
-        f"{len(selection.contributing)} hotkeys; link {_short(link_of(selection))}",
+        f"decided in block {facts.decision.block}, {after} after the commit deadline: more than half of the stake "
+        f"names {len(selection.contributing)} hotkeys; link {_short(link_of(selection))}",
     ]
 
 

@@ -41,9 +41,9 @@ LIES = (
     "says it late",
 )
 """`takes back`: an honest vote, overwritten with one that names no peer. `contradicts`: overwritten with another state.
-`says it late`: only in the last blocks before X."""
+`says it late`: only in the last blocks before the vote deadline."""
 AT_ONCE = 0.5
-"""Share of the rounds in which a second vote follows the first at once instead of shortly before X."""
+"""Share of the rounds in which a second vote follows the first at once instead of shortly before the vote deadline."""
 
 SERVERS = ("honest", "dead", "stalls", "lies")
 """Behaviour of all hostile validators' servers in a round: mirrors, checkpoints and links."""

@@ -52,8 +52,8 @@ class Oracle:
         self._seen = world.final
 
     def selected(self, world: World, round: int) -> frozenset[PeerId] | None:
-        """Return the contributors of a round whose X is final; None where nobody may apply it: it is void, or does not
-        go on from where the run stands. To be asked for every round, in order."""
+        """Return the contributors of a round whose vote deadline is final; None where nobody may apply it: it is void,
+        or does not go on from where the run stands. To be asked for every round, in order."""
         clock = self.run.first.clock
         opened = self._opened(round)
         closed = opened + clock.words - clock.commit
@@ -78,7 +78,7 @@ class Oracle:
         return frozenset(peer for peer, _ in agreed.selection.contributing)
 
     def _opened(self, round: int) -> int:
-        """Return the round's block D."""
+        """Return the round's commit deadline."""
         clock = self.run.first.clock
         return clock.start_block + round * clock.round_blocks + clock.commit
 

@@ -93,7 +93,7 @@ def plain_bits(bitmap: int) -> list[int]:
 
 
 def plain_runners(run: Run, round: int, log: Log) -> list[Runner]:
-    """Who committed by D, the best first."""
+    """Who committed by the commit deadline, the best first."""
     left = []
     for peer in log.commit:
         slot = peer.slot

@@ -67,14 +67,14 @@ class Agreement:
         return self._see(agreed(run, round, self.log(run, round, block), block, block))
 
     def outcome(self, run: Run, round: int) -> Outcome:
-        """Return the effect of the round, whose X is final, on the run's tip."""
+        """Return the effect of the round, whose vote deadline is final, on the run's tip."""
         log = self.log(run, round, run.clock.vote_deadline(round))
         found = outcome(run, round, log, self.chain.finalized().block)
         self._see(found.agreed)
         return found
 
     def newest_decided(self, run: Run) -> int:
-        """Return the newest round whose X is final; -1 before the first."""
+        """Return the newest round whose vote deadline is final; -1 before the first."""
         return max(-1, run.clock.decided_before(self.chain.finalized().block + 1))
 
     def tips(self, run: Run, known: Tip | None = None) -> tuple[Tip, Tip]:

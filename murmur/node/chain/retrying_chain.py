@@ -1,7 +1,8 @@
 """A Chain that retries a failed call while its answer is still useful.
 
-Otherwise one lost connection between D and V would cost a sole validator the round. A refusal is final: the chain has
-answered. So is an error about state that the chain's node has pruned, or about a block that we do not know to be final.
+Otherwise one lost connection between the commit and the reveal deadline would cost a sole validator the round. A
+refusal is final: the chain has answered. So is an error about state that the chain's node has pruned, or about a block
+that we do not know to be final.
 """
 
 from collections.abc import Callable, Mapping

@@ -153,9 +153,9 @@ def collect_keys(
     time: Time = REAL,
 ) -> dict[PeerId, bytes]:
     """Keys as they appear, in this order (best first), until all are there or no time is left. Only what the peer has
-    signed for this round counts, and only from its own bucket: mirrors have nothing before V, and asking them too
-    would cost the others their turn. They are left in `cache`: whoever names the peer has to open it, and may be
-    killed while the peer leaves. A place is asked once, whoever points to it: the key says whose it is."""
+    signed for this round counts, and only from its own bucket: mirrors have nothing before the reveal deadline, and
+    asking them too would cost the others their turn. They are left in `cache`: whoever names the peer has to open it,
+    and may be killed while the peer leaves. A place is asked once, whoever points to it: the key says whose it is."""
 
     def signed_by(peers: Sequence[PeerId]) -> Callable[[Data], bool]:
         def accept(data: Data) -> bool:

@@ -16,6 +16,6 @@ PART_THREADS = 64
 
 def parallel_fetches(contributors: int) -> int:
     """How many payloads a validator reads at once: no more than FETCH_THREADS, in rows that the contributors fill. What
-    travels together shares the link and is whole together, so others in their last row would hold them up, past V where
-    the link carries the contributors' payloads only."""
+    travels together shares the link and is whole together, so others in their last row would hold them up, past the
+    reveal deadline where the link carries the contributors' payloads only."""
     return -(-contributors // -(-contributors // FETCH_THREADS))

@@ -113,7 +113,7 @@ def _is_on_the_way(follower: Follower, saved: Saved, records: SelectionChain) ->
 
 
 def at_commit(follower: Follower, round: int) -> Sequence[Peer]:
-    """Return the peers whose stake counts in `round`; as of now while its block D has not come."""
+    """Return the peers whose stake counts in `round`; as of now while its commit deadline has not come."""
     return follower.ports.chain.peers(min(follower.clock.commit_deadline(round), follower.head()))
 
 

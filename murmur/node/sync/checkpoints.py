@@ -246,7 +246,8 @@ def kept_from(every: int, round: int, published: int) -> int:
 
 
 def counted_stakes(follower: Follower, round: int, peers: Sequence[Peer]) -> Mapping[PeerId, int]:
-    """Return the counted stake of each validator in `round`; 1 each if none has stake. `peers` as of its D."""
+    """Return the counted stake of each validator in `round`; 1 each if none has stake. `peers` as of its commit
+    deadline."""
     stakes = electorate(follower.run, round, peers)
     return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
 
