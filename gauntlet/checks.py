@@ -211,7 +211,8 @@ def _unsealed(
 def _reveal(item: Gathered, run: Digest, round: int, functions: CheckFunctions) -> Reveal:
     """The peer's signed key for this run and round. Bytes that are not that reveal nothing: UNREVEALED."""
     if item.reveal is None:
-        raise InvalidSubmission(Reason.UNREVEALED, "no key before the reveal deadline was final")
+        # reports are signed with this sentence in them: it keeps its letter for the reveal deadline
+        raise InvalidSubmission(Reason.UNREVEALED, "no key before block V was final")
     try:
         reveal = parse_reveal(item.reveal)
     except InvalidMessage:
