@@ -37,16 +37,7 @@ from murmur.data.index import (
     list_leaves,
     npy_header,
 )
-from murmur.data.sorted_runs import (
-    DRAWS,
-    Batch,
-    Table,
-    batches,
-    digest_of,
-    read_documents,
-    read_table,
-    write_run,
-)
+from murmur.data.sorted_runs import DRAWS, Batch, Table, batches, digest_of, read_documents, read_table, write_run
 from murmur.data.sources import documents
 from murmur.data.tokenizer import Tokenizer
 from murmur.files import write

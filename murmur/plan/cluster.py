@@ -13,17 +13,7 @@ from murmur.plan import presets
 from murmur.plan.machine import machine, measured_or_given, rates_table, too_small
 from murmur.plan.member import ClusterPlan
 from murmur.plan.requirements import link
-from murmur.plan.timetable import (
-    duration,
-    gpu_memory,
-    machine_words,
-    pair,
-    size,
-    timed_row,
-    unit_of,
-    verdict,
-    wrapped,
-)
+from murmur.plan.timetable import duration, gpu_memory, machine_words, pair, size, timed_row, unit_of, verdict, wrapped
 from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import MAX_UIDS

@@ -4,19 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gauntlet.agreement import (
-    Agreed,
-    Log,
-    Outcome,
-    Post,
-    abstention,
-    agreed,
-    moved,
-    outcome,
-    posts_in,
-    start,
-    vote_for,
-)
+from gauntlet.agreement import Agreed, Log, Outcome, Post, abstention, agreed, moved, outcome, posts_in, start, vote_for
 from murmur.protocol.messages import first_link
 from murmur.protocol.run import Run
 from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Slot, StateRef, Uid, Vote

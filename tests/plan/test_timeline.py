@@ -6,17 +6,7 @@ import pytest
 
 from murmur.node.fetch.threads import FETCH_THREADS, parallel_fetches
 from murmur.plan import presets
-from murmur.plan.phases import (
-    DEADLINES,
-    Opening,
-    Phase,
-    Setting,
-    Work,
-    decided,
-    opening,
-    restart_phases,
-    round_phases,
-)
+from murmur.plan.phases import DEADLINES, Opening, Phase, Setting, Work, decided, opening, restart_phases, round_phases
 from murmur.plan.rates import Rate, Rates
 from murmur.plan.requirements import ROLES, Plan
 from murmur.plan.timeline import Timed, amount, phase_seconds, schedule

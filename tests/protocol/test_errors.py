@@ -4,14 +4,7 @@ import inspect
 import re
 
 from murmur.protocol import errors
-from murmur.protocol.errors import (
-    ChainError,
-    ConfigError,
-    InvalidSubmission,
-    MurmurError,
-    ObjectTooLarge,
-    UpdateNeeded,
-)
+from murmur.protocol.errors import ChainError, ConfigError, InvalidSubmission, MurmurError, ObjectTooLarge, UpdateNeeded
 from murmur.protocol.types import Reason
 
 

@@ -21,15 +21,7 @@ from murmur.cli.doctor.slow_checks import (
     versions,
 )
 from murmur.cluster.amendments import AmendedSpec, AmendmentLost
-from murmur.cluster.bootstrap import (
-    OWN_GROUP,
-    another_group,
-    find_spec,
-    member_of,
-    open_data,
-    open_shared,
-    wrong_group,
-)
+from murmur.cluster.bootstrap import OWN_GROUP, another_group, find_spec, member_of, open_data, open_shared, wrong_group
 from murmur.cluster.group_keys import Group, Token, parse_token, read_token
 from murmur.cluster.ledger import CALL_SECONDS, Ledger, UnreadableRecord
 from murmur.cluster.pace import ROUNDS, SPREAD, usual_seconds

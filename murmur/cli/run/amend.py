@@ -12,16 +12,7 @@ from murmur.node.config.ports import Ports
 from murmur.node.config.run_file import RunFile, folder_of
 from murmur.node.config.settings import OwnerConfig
 from murmur.node.observe import reader
-from murmur.owner.amend import (
-    POST_BLOCKS,
-    Standing,
-    changes,
-    earliest_round,
-    proposed,
-    require_in_time,
-    same,
-    standing,
-)
+from murmur.owner.amend import POST_BLOCKS, Standing, changes, earliest_round, proposed, require_in_time, same, standing
 from murmur.owner.folder import RunFolder, open_folder
 from murmur.owner.publish import announce, await_named, name
 from murmur.owner.records import records, stated, was_agreed
