@@ -38,7 +38,7 @@ run, clock, rules, theta_0 = Run(spec), spec.rounds_clock, spec.gauntlet, genesi
 draws = {"num_pages": spec.num_pages, "page_tokens": spec.page_tokens, "count": spec.pages_per_round}
 miners, judge = [HashSigner(name) for name in ("ann", "ben", "cem", "garbage")], HashSigner("validator")
 replicas = {signer.peer: Replica(spec, theta_0) for signer in (*miners, judge)}  # what each node holds
-mine, book, link, slot = replicas[judge.peer], ScoreBook(), first_link(run.id), Slot(1, statement=abstention(0))
+mine, book, link, seat = replicas[judge.peer], ScoreBook(), first_link(run.id), Slot(1, statement=abstention(0))
 losses = [held_out_loss(mine, shards, spec.data.held_out_sequences)]
 for round in range(2):
     page_hash, commit_hash, sample_hash = (Digest(sha256(b"%d %d" % (round, i)).digest()) for i in range(3))  # blocks
@@ -58,12 +58,12 @@ for round in range(2):
     expected = Expected(spec, run.id, round, mine.digest(), clock, proof, mine.outer, commit_hash)
     checked = fast_checks(expected, gathered, Ports(hash_verify, unseal))  # 6. check
     ranking = standing(book, checked.passed, rules, round, commit_hash, checked.twins)  # 7. order: by earlier ratings
-    peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=slot)]
+    peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=seat)]
     uids = {peer.id: peer.uid for peer in peers}
     vote = vote_for(round, [uids[peer] for peer in ranking.order], (mine.digest(), link))  # 8. vote
     post = Post(clock.commit_deadline(round) + 1, judge.peer, vote)
     selection = agreed(run, round, Log(peers, commit_hash, (post,)), *[clock.vote_deadline(round)] * 2).selection
-    link, slot = link_of(selection), Slot(post.block, statement=vote)
+    link, seat = link_of(selection), Slot(post.block, statement=vote)
     seed, chosen = Seed(run.id, sample_hash, round, judge.peer), {peer for peer, _ in selection.contributing}
     picked = pick(book, checked.passed, chosen, rules, seed, checked.twins)
     drawn, rivals = samples(spec, page_hash, picked, {*uids}, seed), references(picked, {*picked}, chosen, rules, seed)

@@ -1,4 +1,4 @@
-"""The plan of a node in a run on a chain, as votes and as JSON: why it cannot work, if it cannot."""
+"""The plan of a node in a run on a chain, as text and as JSON: why it cannot work, if it cannot."""
 
 import argparse
 from collections.abc import Sequence

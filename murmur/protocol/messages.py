@@ -205,7 +205,7 @@ def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
 
 def encode_selection(selection: Selection) -> bytes:
     """Encode a selection as validators keep it under its link: round, theta, previous link, head of the amendments in
-    force, then the sorted (PeerId, envelope) states. The chain of selections thus settles which amendments are in
+    force, then the sorted (PeerId, envelope) pairs. The chain of selections thus settles which amendments are in
     force, and a joiner need not rely on the owner's present slot."""
     fixed = _SELECTION.pack(selection.round, selection.theta, selection.previous, selection.head)
     return fixed + b"".join(peer + envelope for peer, envelope in selection.contributing)

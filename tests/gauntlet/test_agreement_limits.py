@@ -18,9 +18,10 @@ from gauntlet.agreement import (
     vote_for,
     vote_weights,
 )
-from murmur.lab.simulation.plain_agreement import plain_places, plain_ref, plain_runners, plain_supported, plain_voters
+from murmur.lab.simulation.plain_agreement import plain_places, plain_ref, plain_runners, plain_supported
 from murmur.protocol.types import PeerId, Uid
 from tests.gauntlet.agreement_scenes import OURS
+from tests.gauntlet.plain_reading import plain_voters
 from tests.gauntlet.random_rounds import STATE_REFS, random_case
 from tests.gauntlet.world import peer_id
 

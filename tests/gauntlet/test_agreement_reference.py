@@ -5,16 +5,10 @@ from fractions import Fraction
 from random import Random
 
 from gauntlet.agreement import Agreed, Log, Tip, agreed, electorate, moved, order_of, outcome, remembered, vote_weights
-from murmur.lab.simulation.plain_agreement import (
-    plain_agreed,
-    plain_places,
-    plain_remembered,
-    plain_runners,
-    plain_tip,
-    plain_voters,
-)
+from murmur.lab.simulation.plain_agreement import plain_agreed, plain_places, plain_runners
 from murmur.protocol.run import Run
 from tests.gauntlet.agreement_scenes import ROUND, log_of, miner
+from tests.gauntlet.plain_reading import plain_remembered, plain_tip, plain_voters
 from tests.gauntlet.random_rounds import random_case, random_history, random_runs
 from tests.gauntlet.world import RUN, digest
 

@@ -11,7 +11,7 @@ from hashlib import sha256, shake_256
 
 from gauntlet.agreement import Agreed, Log, Post
 from murmur.protocol.run import Run
-from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, StateRef, Vote
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Selection, StateRef
 
 SEAT_ROUNDS = 4
 MEMORY_ROUNDS = 64
@@ -26,27 +26,6 @@ def plain_block(run: Run, round: int, offset: int) -> int:
     return run.first.clock.start_block + round * run.first.clock.round_blocks + offset
 
 
-def plain_last_vote(run: Run, peer: Peer) -> int | None:
-    """The round that the vote in a slot is for, -1 for an announcement."""
-    if not peer.validates or peer.slot is None or not isinstance(peer.slot.statement, Vote):
-        return None
-    vote = peer.slot.statement
-    if plain_block(run, vote.round, run.first.clock.commit) < peer.slot.block:
-        return vote.round
-    empty = vote.bitmap == 0 and bytes(vote.theta) + bytes(vote.previous) == bytes(64)
-    return -1 if empty and vote.round == 0 else None
-
-
-def plain_spoken(run: Run, round: int, peers: Sequence[Peer]) -> list[LastVotes]:
-    """Who has spoken before this round, by the slots of one state."""
-    voted = []
-    for peer in peers:
-        at = plain_last_vote(run, peer)
-        if at is not None and at < round:
-            voted.append((peer, at))
-    return voted
-
-
 def plain_shares(voted: Sequence[LastVotes], round: int, rounds: int, *, ever: bool) -> list[tuple[PeerId, Fraction]]:
     """Who spoke in the last so many rounds with his share; all who ever did if nobody did, where `ever`."""
     lately = [peer for peer, at in voted if round - at <= rounds]
@@ -58,16 +37,6 @@ def plain_shares(voted: Sequence[LastVotes], round: int, rounds: int, *, ever: b
     if total == 0:
         return [(peer.id, Fraction(1, len(lately))) for peer in lately]
     return [(peer.id, Fraction(peer.stake, total)) for peer in lately]
-
-
-def plain_voters(run: Run, round: int, log: Log) -> list[tuple[PeerId, Fraction]]:
-    """Who counts in a round."""
-    return plain_shares(plain_spoken(run, round, log.commit), round, SEAT_ROUNDS, ever=True)
-
-
-def plain_remembered(run: Run, round: int, log: Log) -> list[tuple[PeerId, Fraction]]:
-    """Who settles where the run stands."""
-    return plain_shares(plain_spoken(run, round, log.commit), round, MEMORY_ROUNDS, ever=False)
 
 
 def plain_votes(posts: Sequence[Post], peer: PeerId, until: int) -> tuple[bool, StateRef | None, list[int]]:
@@ -197,27 +166,6 @@ def plain_agreed(run: Run, round: int, log: Log, voters: Voters, final: int, hei
 def plain_start(run: Run) -> Digest:
     """The link of a run in which nothing was selected yet."""
     return Digest(sha256(b"murmuration genesis" + run.id).digest())
-
-
-def plain_tip(run: Run, logs: Sequence[Log]) -> tuple[Digest, Digest | None]:
-    """(link, theta) where the run stands after these rounds, the first first; theta None until somebody has named what
-    follows from the last selection."""
-    link, theta = plain_start(run), None
-    for round, log in enumerate(logs):
-        last = plain_block(run, round, run.first.clock.words)
-        voters = plain_voters(run, round, log)
-        most = plain_ref(voters, log.posts, last)
-        if most is None:
-            continue
-        of_all = plain_ref(plain_remembered(run, round, log), log.posts, last)
-        if most == of_all or (most[1] == link and (theta is None or theta == most[0])):
-            found = plain_agreed(run, round, log, voters, last, last)
-            selection = found.selection if found is not None else None
-            if selection is None:
-                theta, link = most
-            else:
-                theta, link = None, plain_link(selection)
-    return link, theta
 
 
 def plain_link(selection: Selection) -> Digest:
