@@ -27,7 +27,7 @@ SEAT_ROUNDS = 4
 are void. If a majority is away for longer, a minority continues without it."""
 
 MEMORY_ROUNDS = 64
-"""The run's tip is settled by more than half of the stake that spoke in this many rounds: a validator that is gone for
+"""The run's tip is settled by more than half of the stake that voted in this many rounds: a validator that is gone for
 longer may be gone for good."""
 
 COPIES = 2
@@ -82,7 +82,7 @@ class Agreed:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A round's effect on the run's tip, as of the vote deadline. strong: whether more than half of the stake that
-    spoke in the last MEMORY_ROUNDS rounds names its state, too."""
+    voted in the last MEMORY_ROUNDS rounds names its state, too."""
 
     agreed: Agreed
     strong: bool
@@ -90,7 +90,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """The run's state at the start of `round`: a link, and the theta that votes name. theta is None while no word has
+    """The run's state at the start of `round`: a link, and the theta that votes name. theta is None while no vote has
     named it, since it follows from the last selection."""
 
     round: int
@@ -104,7 +104,7 @@ class Tip:
 def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
     """Return the stake in rao of the validators that count in `round`. `peers` as of the commit deadline.
 
-    They hold a permit and have spoken for one of the last SEAT_ROUNDS rounds; if none has, those that ever did. An
+    They hold a permit and have voted for one of the last SEAT_ROUNDS rounds; if none has, those that ever did. An
     announcement by the commit deadline of round 0 counts as a vote for the round before it: otherwise the first
     validator to post a vote would be the only one that counts. A permit alone gives no seat: the owner of the chain's
     subnet always has one, and so has a miner with enough stake.
@@ -131,7 +131,7 @@ def vote_weights(run: Run, round: int, peers: Iterable[Peer]) -> Mapping[PeerId,
 
 def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
     """Return the validators that are asked for copies of others' objects: those that count in the round of `block`, and
-    those that have spoken for it by now; the most stake first. `peers` as of `block`."""
+    those that have voted for it by now; the most stake first. `peers` as of `block`."""
     peers, round = tuple(peers), max(0, run.clock.round_at(block))
     stakes = electorate(run, round, peers) | electorate(run, round + 1, peers)
     return tuple(sorted(stakes, key=lambda peer: (-stakes[peer], peer)))
@@ -158,7 +158,7 @@ def mirror_order(
 
 
 def _voters(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Peer, int]]:
-    """Return the validators with the round for which they spoke last, before `round`."""
+    """Return the validators with the round for which they voted last, before `round`."""
     voters = ((peer, _last_voted_in(run, peer)) for peer in peers if peer.validates)
     return [(peer, at) for peer, at in voters if at is not None and at < round]
 
@@ -179,7 +179,7 @@ def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
     return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
 
 
-# --- words -------------------------------------------------------------------------------------------------------
+# --- votes -------------------------------------------------------------------------------------------------------
 
 
 def vote_for(round: int, uids: Collection[Uid], state_ref: StateRef) -> Vote:
@@ -323,7 +323,7 @@ def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | 
     """Return the decision of `round`, by the votes of `log`, which reaches up to block `final`; None while it is open.
 
     A round is decided early in the first state that meets two conditions. First, more than half of the counted stake
-    names a state. Second, every counting validator has spoken, or more than half names each of the first G of the order
+    names a state. Second, every counting validator has voted, or more than half names each of the first G of the order
     that committed. Then no later vote can change the result. Otherwise the round is decided at the vote deadline. It is
     void only if no state has more than half by the vote deadline, or no peer is named by more than half. It is also
     void if the owner has declared it void as seen from `height` on, a final block.

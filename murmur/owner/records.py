@@ -29,7 +29,7 @@ def stated(run: Run, ports: Ports, block: int) -> Stated | None:
     """Return the newest state that at least half of the counted stake names, of the rounds decided by the final
     `block`.
 
-    None before any validator has spoken, or when the last votes are so old that the chain's nodes have pruned them.
+    None before any validator has voted, or when the last votes are so old that the chain's nodes have pruned them.
     Raises ChainError.
     """
     agreement = Agreement(ports.chain)

@@ -35,11 +35,11 @@ def _why(one: Round) -> str:
         return f"no submission passed the checks{_reasons(one.rejected[min(judges)])}"
     abstained = [node for node, vote in one.votes.items() if vote.abstains]
     if one.votes and len(abstained) == len(one.votes):
-        return "every validator that spoke abstained, since none holds the run's model"
+        return "every validator that voted abstained, since none holds the run's model"
     if one.cause is None and judges and not one.votes:
         return "no validator is known to have posted a vote"
     cause = _BY_CHAIN[one.cause if one.cause in _BY_CHAIN else NOBODY]
-    return f"{cause}; {len(abstained)} of the {len(one.votes)} that spoke abstained" if abstained else cause
+    return f"{cause}; {len(abstained)} of the {len(one.votes)} that voted abstained" if abstained else cause
 
 
 def _reasons(rejected: Mapping[str, str]) -> str:

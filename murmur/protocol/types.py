@@ -126,7 +126,7 @@ class StateRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A validator's vote on a round: the state (theta, previous) of its state at the round's start, and in `bitmap` a
+    """A validator's vote on a round: the state (theta, previous) that it holds at the round's start, and in `bitmap` a
     bit for the uid of each peer that it names. Zeros in both digests, and no names: it abstains."""
 
     round: int

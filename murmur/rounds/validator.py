@@ -60,7 +60,7 @@ class Validator:
 
     def announce(self) -> None:
         """Publish our bucket on chain. By the commit deadline of the run's first round also announce us: a validator
-        that has not spoken does not count."""
+        that has not voted does not count."""
         node = self.node
         me = node.registered()
         slot = me.slot if me is not None else None

@@ -319,7 +319,7 @@ def test_why_a_round_was_void_is_said_wherever_the_round_is_shown(tmp_path: Path
     written.write("validator-1", "applied", 1, void=True, contributing=[], theta="00", seconds={})
     tab.open(f"{serve(tmp_path).url}#peer=miner-1")
     tab.until(f"{TEXT.format('n-contributing')} === 'void'")
-    why = "Every validator that spoke abstained, since none holds the run's model."
+    why = "Every validator that voted abstained, since none holds the run's model."
     assert tab.value(TEXT.format("n-contributing-note")) == why
     assert why in tab.value(TEXT.format("sentence"))
     tab.until(f"{TEXT.format('round-void')} !== ''")

@@ -277,11 +277,11 @@ def told_of(folder: Folder, number: int) -> dict[str, Any]:
         ({"v_1": "silent"}, "No validator is known to have posted a vote."),
         (
             {"v_1": "abstains", "v_2": "abstains"},
-            "Every validator that spoke abstained, since none holds the run's model.",
+            "Every validator that voted abstained, since none holds the run's model.",
         ),
         (
             {"v_1": "names", "v_2": "abstains"},
-            "No peer was named by more than half of the validators' stake; 1 of the 2 that spoke abstained.",
+            "No peer was named by more than half of the validators' stake; 1 of the 2 that voted abstained.",
         ),
         ({"v_1": "names"}, "No peer was named by more than half of the validators' stake."),
     ],

@@ -83,7 +83,7 @@ class Oracle:
         return clock.start_block + round * clock.round_blocks + clock.commit
 
     def _last_votes(self, round: int, opened: int, log: Log) -> list[LastVotes]:
-        """Return the validators that have spoken, from memory: a slot shows only what was written last."""
+        """Return the validators that have voted, from memory: a slot shows only what was written last."""
         found: list[LastVotes] = []
         for peer in log.commit:
             if not peer.validates:

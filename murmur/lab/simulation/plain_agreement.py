@@ -17,7 +17,7 @@ SEAT_ROUNDS = 4
 MEMORY_ROUNDS = 64
 
 LastVotes = tuple[Peer, int]
-"""A validator, and the round for which it spoke last."""
+"""A validator, and the round for which it voted last."""
 Voters = Sequence[tuple[PeerId, Fraction]]
 Runner = tuple[Peer, Digest]
 
@@ -27,7 +27,7 @@ def plain_block(run: Run, round: int, offset: int) -> int:
 
 
 def plain_shares(voted: Sequence[LastVotes], round: int, rounds: int, *, ever: bool) -> list[tuple[PeerId, Fraction]]:
-    """Who spoke in the last so many rounds with his share; all who ever did if nobody did, where `ever`."""
+    """Who voted in the last so many rounds with his share; all who ever did if nobody did, where `ever`."""
     lately = [peer for peer, at in voted if round - at <= rounds]
     if not lately and ever:
         lately = [peer for peer, _ in voted]
@@ -40,7 +40,7 @@ def plain_shares(voted: Sequence[LastVotes], round: int, rounds: int, *, ever: b
 
 
 def plain_votes(posts: Sequence[Post], peer: PeerId, until: int) -> tuple[bool, StateRef | None, list[int]]:
-    """Whether a hotkey has spoken by a block, the state that binds it, and the uids that it has named with that."""
+    """Whether a hotkey has voted by a block, the state that binds it, and the uids that it has named with that."""
     voted, state_ref, names = False, None, []
     for post in posts:
         if post.peer != peer or post.block > until:

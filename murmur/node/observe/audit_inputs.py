@@ -153,7 +153,7 @@ def audit_round(
     device: torch.device,
     validator: PeerId | None,
 ) -> list[Audited]:
-    """Audit `round` of one validator, or of every one that counted or spoke in it. Without `shards` scores are not
+    """Audit `round` of one validator, or of every one that counted or voted in it. Without `shards` scores are not
     measured. `home`: the folder for a temporary copy of the model.
 
     Raises ConfigError for a round that cannot be audited (from this chain node), and says which can.
@@ -215,7 +215,7 @@ def _not_auditable(run: Run, round: int, first: int, last: int) -> str:
 
 def observed(run: Run, ports: Ports, round: int) -> tuple[Facts, Archive]:
     """Return the round's public facts, without the model, and where its objects are. Raises ChainError; ConfigError
-    for a round in which no validator spoke."""
+    for a round in which no validator voted."""
     chain, clock, spec = ports.chain, run.clock, run.spec_at(round)
     last = clock.commit_deadline(round)
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_deadline(round))
