@@ -4,13 +4,13 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.presence import STUCK_SILENCES
 from murmur.plan import presets
-from murmur.plan.machine import machine, measured_or_given, rates_table, too_small
+from murmur.plan.machine import figures_table, machine, measured_or_given, phase_table, too_small
 from murmur.plan.member import ClusterPlan
 from murmur.plan.requirements import link
 from murmur.plan.timetable import duration, gpu_memory, machine_words, pair, size, timed_row, unit_of, verdict, wrapped
@@ -79,52 +79,19 @@ def refusals(plan: ClusterPlan) -> list[str]:
 def as_json(plan: ClusterPlan, refused: Sequence[str]) -> dict[str, Any]:
     """Return the plan for a program, in bytes and seconds."""
     return {
-        "spec": plan.spec.name,
+        **figures_table(plan, refused),
         "members": plan.members,
-        "refused": list(refused),
-        "gpus": plan.gpus,
-        "on_gpu": plan.on_gpu,
-        "has_data": plan.has_data,
-        "gpu_memory_bytes": plan.gpu_bytes,
-        "gpu_flops": plan.rates.compute.one,
-        "up_mbps": 8e-6 * plan.rates.up.one,
-        "down_mbps": 8e-6 * plan.rates.down.one,
-        "parameters": plan.parameters,
-        "tokens": plan.tokens,
-        "flops": plan.flops,
-        "payload_bytes": plan.payload_bytes,
-        "download_bytes": plan.download_bytes,
-        "compute_seconds": plan.compute_seconds,
-        "upload_seconds": plan.upload_seconds,
-        "download_seconds": plan.download_seconds,
-        "round_seconds": plan.round_seconds,
-        "utilization": plan.utilization,
-        "published_utilization": plan.published_utilization,
-        "phases": [
-            {
-                "name": timed.phase.name,
-                "begins": timed.begins,
-                "seconds": timed.seconds,
-                "critical": timed.critical,
-                "overlaps": list(timed.overlaps),
-            }
-            for timed in plan.timeline
-        ],
+        "phases": [phase_table(timed) for timed in plan.timeline],
         "restart": [{"name": name, "seconds": seconds} for name, seconds in plan.restart],
         "checkpoint_share": plan.checkpoint_share,
         "bucket_bytes": plan.bucket_bytes,
         "bucket_bytes_a_round": plan.bucket_bytes_a_round,
         "bucket_bytes_a_day": plan.bucket_bytes_a_day,
-        "memory": {name: asdict(part) for name, part in plan.memory().items()},
-        "memory_total": asdict(plan.memory_total),
-        "micro_sequences": plan.micro_sequences,
-        "gpus_needed": plan.gpus_needed,
         "host_bytes": plan.trainer_host,
         "host_bytes_peak": max(plan.trainer_host.values()),
         "disk": plan.disk,
         "disk_bytes": sum(plan.disk.values()),
         "disk_bytes_per_day": plan.disk_bytes_per_day,
-        "rates": rates_table(plan.rates),
     }
 
 

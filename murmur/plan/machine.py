@@ -2,13 +2,15 @@
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from math import isfinite
 from typing import Any, TypeVar
 
 from murmur.plan.phases import VALIDATORS
 from murmur.plan.rates import Rate, Rates
 from murmur.plan.requirements import TrainerPlan, link
+from murmur.plan.timeline import Timed
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import TrainingSpec
 
@@ -114,3 +116,38 @@ def rates_table(rates: Rates) -> dict[str, Any]:
             rate: Rate = getattr(rates, field.name)
             found[field.name] = {"one": rate.one, "most": rate.most if isfinite(rate.most) else None}
     return found
+
+
+FIGURES = (
+    *("gpus", "on_gpu", "has_data", "parameters", "tokens", "flops", "payload_bytes", "download_bytes"),
+    *("compute_seconds", "upload_seconds", "download_seconds", "round_seconds", "utilization", "published_utilization"),
+    *("micro_sequences", "gpus_needed"),
+)
+"""Fields that the JSON of every plan has under the plan's own names."""
+
+
+def figures_table(plan: TrainerPlan, refused: Sequence[str]) -> dict[str, Any]:
+    """Return what the JSON of every plan has, in bytes and seconds."""
+    return {
+        "spec": plan.spec.name,
+        "refused": list(refused),
+        **{name: getattr(plan, name) for name in FIGURES},
+        "gpu_memory_bytes": plan.gpu_bytes,
+        "gpu_flops": plan.rates.compute.one,
+        "up_mbps": 8e-6 * plan.rates.up.one,
+        "down_mbps": 8e-6 * plan.rates.down.one,
+        "memory": {name: asdict(part) for name, part in plan.memory().items()},
+        "memory_total": asdict(plan.memory_total),
+        "rates": rates_table(plan.rates),
+    }
+
+
+def phase_table(timed: Timed) -> dict[str, Any]:
+    """Return a phase as the JSON of every plan has it."""
+    return {
+        "name": timed.phase.name,
+        "begins": timed.begins,
+        "seconds": timed.seconds,
+        "critical": timed.critical,
+        "overlaps": list(timed.overlaps),
+    }

@@ -2,10 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from murmur.plan.machine import machine, measured_or_given, rates_table, too_small
+from murmur.plan.machine import figures_table, machine, measured_or_given, phase_table, too_small
 from murmur.plan.requirements import ROLES, Missed, Plan
 from murmur.plan.timetable import duration
 from murmur.protocol.spec import RunSpec
@@ -46,64 +45,25 @@ def _late(missed: Missed) -> str:
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan for a program, in bytes and seconds."""
     return {
-        "spec": plan.spec.name,
-        "refused": refusals(plan),
+        **figures_table(plan, refusals(plan)),
         "loses_own_state": plan.loses_own_state,
-        "gpus": plan.gpus,
-        "on_gpu": plan.on_gpu,
         "validators": plan.validators,
-        "has_data": plan.has_data,
         "margin": plan.margin,
         "clock": plan.spec.clock.model_dump(),
-        "gpu_memory_bytes": plan.gpu_bytes,
-        "gpu_flops": plan.rates.compute.one,
-        "up_mbps": 8e-6 * plan.rates.up.one,
-        "down_mbps": 8e-6 * plan.rates.down.one,
-        "parameters": plan.parameters,
         "parameters_untied": plan.parameters_untied,
-        "tokens": plan.tokens,
-        "flops": plan.flops,
         "optimizer_flops": plan.optimizer_flops,
-        "payload_bytes": plan.payload_bytes,
-        "download_bytes": plan.download_bytes,
-        "compute_seconds": plan.compute_seconds,
-        "upload_seconds": plan.upload_seconds,
-        "download_seconds": plan.download_seconds,
-        "round_seconds": plan.round_seconds,
-        "utilization": plan.utilization,
         "correction_seconds": plan.correction_seconds,
         "published_after_correction": plan.published_after_correction,
         "uplink_share": plan.uplink_share,
-        "published_utilization": plan.published_utilization,
-        "phases": _phases_table(plan),
+        "phases": [phase_table(timed) | {"role": role} for role in ROLES for timed in plan.timeline(role)],
         "restart": [
             {"name": name, "role": role, "seconds": seconds} for role in ROLES for name, seconds in plan.restart(role)
         ],
-        "memory": {name: asdict(part) for name, part in plan.memory().items()},
-        "memory_total": asdict(plan.memory_total),
-        "micro_sequences": plan.micro_sequences,
-        "gpus_needed": plan.gpus_needed,
         "host_bytes_peak": plan.host_bytes_peak("miner"),
         "disk_bytes": plan.disk_bytes("miner"),
         "disk_bytes_per_day": plan.disk_bytes_per_day("miner"),
         "nodes": {role: _node_table(plan, role) for role in ROLES},
-        "rates": rates_table(plan.rates),
     }
-
-
-def _phases_table(plan: Plan) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": timed.phase.name,
-            "role": role,
-            "begins": timed.begins,
-            "seconds": timed.seconds,
-            "critical": timed.critical,
-            "overlaps": list(timed.overlaps),
-        }
-        for role in ROLES
-        for timed in plan.timeline(role)
-    ]
 
 
 def _node_table(plan: Plan, role: Role) -> dict[str, Any]:

@@ -113,11 +113,6 @@ def gpu_total(spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Re
     return computing, sum(part for _, part in parts.values())
 
 
-def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
-    """Return a miner's memory by part, each at its own peak."""
-    return trainer_parts(Sizes(spec), gpus, micro_sequences, recompute)
-
-
 def trainer_parts(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
     """Return a trainer's memory by part, each at its own peak."""
     on_gpu = gpu_parts(sizes.spec, gpus, micro_sequences, recompute)

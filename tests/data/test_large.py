@@ -16,8 +16,9 @@ from murmur.plan import presets
 from murmur.protocol.layout import Layout
 from murmur.protocol.spec import RunSpec
 from murmur.training.host import model_bytes
-from murmur.training.memory import memory_parts
+from murmur.training.memory import trainer_parts
 from murmur.training.parallel import Ranks, local
+from murmur.training.sizes import Sizes
 from murmur.training.trainer import RECORDS, TOKENS, Trainer
 from sparseloco import ops
 
@@ -58,7 +59,7 @@ def test_a_rank_of_the_72b_run_is_made_of_its_own_share_and_touches_none_of_it_b
     for area in ("theta", "error_feedback", *trainer.moment_areas):
         trainer.area(area, model_bytes(spec.layout))
     held = sum(local(parameter).nbytes for parameter in trainer.model.parameters())
-    assert held == memory_parts(spec, RANKS, 1)["parameters"].gpu_computing
+    assert held == trainer_parts(Sizes(spec), RANKS, 1)["parameters"].gpu_computing
     assert resident_bytes() - before < 500_000_000
 
 

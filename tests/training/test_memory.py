@@ -27,9 +27,9 @@ from murmur.training.memory import (
     disk_parts,
     host_moments,
     kept_layer_bytes,
-    memory_parts,
     memory_total,
     micro_moments,
+    trainer_parts,
 )
 from murmur.training.model import Transformer
 from murmur.training.optimizer import make_optimizer, state_shapes
@@ -178,7 +178,7 @@ def test_a_step_of_the_72b_model_takes_what_the_plan_says_on_one_rank_of_eight(
             its.step()
             state, watched.peak = watched.now() - gradients, watched.now()
             its.step()
-    parts = memory_parts(spec, 8, 2)
+    parts = trainer_parts(Sizes(spec), 8, 2)
     assert gradients == parts["gradients"].gpu_computing
     assert state == pytest.approx(parts["adam_moments"].gpu_computing, rel=0.01)
     assert micro_batch == pytest.approx(fullest_moment(spec.model, 8, 2)[1], rel=0.1)
@@ -203,7 +203,7 @@ def test_muon_orthogonalises_in_what_the_plan_says(
         its.step()
         with Watched() as watched:
             its.step()
-    planned = memory_parts(spec, ranks, 1)["orthogonalised"].gpu_computing
+    planned = trainer_parts(Sizes(spec), ranks, 1)["orthogonalised"].gpu_computing
     assert watched.peak == pytest.approx(planned, rel=0.1)
 
 
@@ -243,13 +243,13 @@ def test_the_optimizers_state_is_what_is_saved_of_it(optimizer: str) -> None:
     spec = with_optimizer("1b", optimizer)
     num_bytes = sum(4 * torch.Size(shape).numel() for shape in state_shapes(spec.model, spec.inner).values())
     assert Sizes(spec).optimizer == num_bytes
-    assert memory_parts(spec, 4, 1)["adam_moments"].gpu_computing == num_bytes / 4
+    assert trainer_parts(Sizes(spec), 4, 1)["adam_moments"].gpu_computing == num_bytes / 4
 
 
 def test_the_total_is_at_least_every_part_and_at_most_their_sum() -> None:
     for name in presets.names():
         spec = presets.read(name).first
-        parts, total = memory_parts(spec, 8, 1).values(), memory_total(spec, 8, 1)
+        parts, total = trainer_parts(Sizes(spec), 8, 1).values(), memory_total(spec, 8, 1)
         for column in ("gpu_computing", "gpu_communicating", "host_computing", "host_communicating"):
             values = [getattr(part, column) for part in parts]
             assert max(values) <= getattr(total, column) <= sum(values)
@@ -257,7 +257,7 @@ def test_the_total_is_at_least_every_part_and_at_most_their_sum() -> None:
 
 def test_shards_hold_every_value_once_and_moments_stay_on_the_gpus() -> None:
     spec, values = presets.read("covenant-72b").first, 70_599_843_840
-    parts = memory_parts(spec, 8, 1)
+    parts = trainer_parts(Sizes(spec), 8, 1)
     computing = {name: 8 * part.gpu_computing / values for name, part in parts.items() if part.gpu_computing}
     communicating = {name: 8 * part.gpu_communicating / values for name, part in parts.items()}
     assert [computing[name] for name in ("parameters", "gradients", "adam_moments")] == [4.0, 4.0, 8.0]
