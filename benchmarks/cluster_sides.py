@@ -27,7 +27,7 @@ from murmur.lab.localnet.training_text import text_data
 from murmur.node.fetch.opening import open_pinned
 from murmur.node.fetch.payloads import fetch_pinned
 from murmur.node.telemetry.events import read_events
-from murmur.protocol.cluster import ClusterSpec, Record, digest_of
+from murmur.protocol.cluster import ClusterSpec, Record
 from murmur.protocol.errors import ConfigError
 from murmur.training import checkpoint
 from murmur.training.evaluate import held_out_loss
@@ -162,7 +162,7 @@ class Cluster(Side):
 
     def reading(self) -> Reading:
         ids = {name: member_of(self.home(name), self.spec.digest).hex() for name in self.setting.names}
-        records = {round: {one.member: one.steps for one in record.updates} for round, record in self._records()}
+        records = {round: {one.member.hex(): one.steps for one in record.updates} for round, record in self._records()}
         inner = self.spec.inner
         return of_members(
             {ids[name]: self.events(name) for name in self.setting.names},
@@ -198,12 +198,12 @@ def replayed(
     digest = spec.genesis_digest
     replica.load_consensus(checkpoint.load(genesis, digest, spec.model.shapes()))
     for round, record in records:
-        if digest_of(record.theta) != replica.digest():
+        if record.theta != replica.digest():
             raise ConfigError(f"the record of round {round} names another theta than the records before it give")
         pairs = record.selection(spec.digest, round).contributing
-        sources = ledger.payloads({update.peer: update for update in record.updates})
+        sources = ledger.payloads(record.claims)
         sealed = fetch_pinned(spec, spec.digest, round, pairs, sources, FETCH_SECONDS)
-        shown = {update.peer: ledger.key_of(update) for update in record.updates}
+        shown = {update.member: ledger.key_of(update) for update in record.updates}
         opened = open_pinned(spec, round, pairs, sealed, shown, REAL)
         if any(one.update is None for one in opened):
             raise ConfigError(f"a payload of round {round} is gone")

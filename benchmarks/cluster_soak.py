@@ -63,7 +63,7 @@ def measure(folder: Path, members: int, minutes: float, seed: int, per_hour: flo
         processes.stop(spared=("store",))
         ledger, records = demo.reader(token, spec), list[Mapping[str, int]]()
         while (record := ledger.record(len(records))) is not None:
-            records.append({one.member: one.steps for one in record.updates})
+            records.append({one.member.hex(): one.steps for one in record.updates})
         ids = {name: member_of(folder / "nodes" / name, spec.digest).hex() for name in names}
     finally:
         processes.stop()
