@@ -15,9 +15,9 @@ from pydantic import Field
 
 from murmur.protocol.cluster import GROUP
 from murmur.protocol.errors import ConfigError, InvalidMessage
+from murmur.protocol.fields import HexDigest, Table
 from murmur.protocol.messages import KEY_BYTES, canonical_json, parse_json
 from murmur.protocol.ports import Signer
-from murmur.protocol.spec import HexDigest, Table
 from murmur.protocol.types import Digest, PeerId
 
 _PREFIX = "murmur1."

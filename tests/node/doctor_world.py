@@ -169,7 +169,7 @@ def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(adapters, "own_wallet", own_wallet)
     monkeypatch.setattr(adapters, "signer_of", lambda wallet: OWN)
     monkeypatch.setattr(adapters, "own_chain", lambda config, wallet: made.chain)
-    monkeypatch.setattr(bucket, "open_doors", open_ports)
+    monkeypatch.setattr(bucket, "open_ports", open_ports)
     monkeypatch.setattr(
         bucket_trial,
         "open_published",

@@ -135,9 +135,9 @@ def test_a_bucket_that_goes_on_refusing_is_told_of_less_and_less_often() -> None
     told: list[str] = []
     sink = logger.add(lambda line: told.append(str(line)), format="{message}")
     for _ in range(20):
-        checkpoints._beside(fail)
-    checkpoints._beside(lambda: None)
-    checkpoints._beside(fail)
+        checkpoints._in_background(fail)
+    checkpoints._in_background(lambda: None)
+    checkpoints._in_background(fail)
     logger.remove(sink)
     votes = [line.partition("tried ")[2].partition(", and again")[0] for line in told]
     assert votes == ["once", "2 times", "4 times", "8 times", "16 times", "", "once"]

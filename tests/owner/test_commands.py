@@ -205,7 +205,7 @@ def test_a_publication_that_was_cut_short_goes_on(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(murmur.run.publish, step, die)
+        patch.setattr(murmur.cli.run.publish, step, die)
         with pytest.raises(Killed):
             world.publish(folder, "--replace")
     sealed = open_folder(folder).spec
@@ -318,11 +318,11 @@ def test_what_another_machine_has_published_meanwhile_is_not_written_over(
 
     def slowly(*words: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(murmur.run.publish, "upload", upload)
+            patch.setattr(murmur.cli.run.publish, "upload", upload)
             assert world.publish(other, "--replace") == 0
         upload(*words)
 
-    monkeypatch.setattr(murmur.run.publish, "upload", slowly)
+    monkeypatch.setattr(murmur.cli.run.publish, "upload", slowly)
     assert world.publish(folder, "--replace") == 2
     assert "has published meanwhile" in capsys.readouterr().err
     spec = open_folder(other).spec

@@ -52,7 +52,7 @@ def test_a_member_that_is_asked_to_stop_while_it_trains_does_not_wait_for_a_stor
         me=PeerId(bytes(32)),
         time=REAL,
         state=SimpleNamespace(saved=saved),
-        presence=SimpleNamespace(beating=set),
+        presence=SimpleNamespace(confirmed_alive=set),
         ledger=SimpleNamespace(claims=claims),
     )
 

@@ -143,7 +143,7 @@ def test_an_update_is_not_given_up_for_the_time_of_an_outage() -> None:
         heartbeat=SimpleNamespace(step=0),
         maintenance=SimpleNamespace(ask=ask),
         spec=SimpleNamespace(cluster=rules),
-        presence=SimpleNamespace(heard=lambda: {peer}),
+        presence=SimpleNamespace(running=lambda: {peer}),
     )
     mean._maker, mean._lacking = SimpleNamespace(make=make), {}
     away = False
