@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from setuptools import find_packages
 
+from tests.conftest import CHECKED, CHECKED_FIXTURES, LONGEST_FIRST
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -89,6 +91,28 @@ def test_a_package_imports_nothing_by_itself() -> None:
     """Help texts must not pay for torch, boto3, bittensor or datasets."""
     inits = [path for path in SOURCES if path.name == "__init__.py"]
     assert [relative(path) for path in inits if [type(node) for node in parsed(path).body] != [ast.Expr]] == []
+
+
+# --- the suite's own lists -------------------------------------------------------------------------------------------
+
+
+def is_there(place: str) -> bool:
+    """Whether something in the tree begins so."""
+    path, _, name = place.partition("::")
+    found = [ROOT / path] if path.endswith("/") else sorted(ROOT.glob(f"{path}*"))
+    return bool(found) and found[0].exists() and (not name or f"\ndef {name}" in found[0].read_text("utf-8"))
+
+
+def test_what_conftest_lists_is_there() -> None:
+    """Else a test that was renamed would move to `make test` unseen."""
+    assert [place for place in (*CHECKED, *LONGEST_FIRST) if not is_there(place)] == []
+    assert not is_there("tests/no_such_file.py")
+    assert not is_there("tests/test_tree.py::test_no_such_test")
+
+
+def test_every_fixture_that_conftest_lists_is_there() -> None:
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name in CHECKED_FIXTURES if not re.search(rf"@pytest\.fixture.*\ndef {name}\(", sources)] == []
 
 
 # --- no circle of files ----------------------------------------------------------------------------------------------
