@@ -37,7 +37,6 @@ def test_every_package_is_found_and_typed() -> None:
     assert {str(folder / "__init__.py") for folder in code} <= tracked("*/__init__.py")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_wheel_and_source_distribution_are_whole(tmp_path: Path) -> None:
     clone, built = tmp_path / "clone", tmp_path / "built"

@@ -16,7 +16,7 @@ Networks = Callable[..., FakeNetwork]
 
 @pytest.mark.parametrize(
     ("lag", "blind"),
-    [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(0, True, marks=pytest.mark.slow), (3, True)],
+    [(0, False), (0, True), (3, True)],
 )
 def test_a_validator_killed_at_any_call_of_the_chain_in_a_round_says_nothing_else_after_it(
     networks: Networks, lag: int, blind: bool

@@ -64,7 +64,6 @@ def network(tmp_path: Path) -> Iterator[Network]:
     logger.enable("")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_at_fifty_random_moments_everybody_reaches_the_networks_digest(network: Network) -> None:
     draw, executioner = random.Random(50), Executioner()
