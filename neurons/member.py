@@ -4,8 +4,8 @@ member` is the same program."""
 import sys
 from functools import partial
 
-from murmur.cli.member import main
+from murmur.cli.programs import member
 from murmur.node.program.process import run_program
 
 if __name__ == "__main__":
-    sys.exit(run_program(partial(main, sys.argv[1:], "neurons/member.py")))
+    sys.exit(run_program(partial(member, sys.argv[1:], "neurons/member.py")))

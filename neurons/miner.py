@@ -4,8 +4,8 @@
 import sys
 from functools import partial
 
-from murmur.cli.mine import main
+from murmur.cli.programs import mine
 from murmur.node.program.process import run_program
 
 if __name__ == "__main__":
-    sys.exit(run_program(partial(main, sys.argv[1:], "neurons/miner.py")))
+    sys.exit(run_program(partial(mine, sys.argv[1:], "neurons/miner.py")))

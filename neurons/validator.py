@@ -4,8 +4,8 @@ validate` is the same program."""
 import sys
 from functools import partial
 
-from murmur.cli.validate import main
+from murmur.cli.programs import validate
 from murmur.node.program.process import run_program
 
 if __name__ == "__main__":
-    sys.exit(run_program(partial(main, sys.argv[1:], "neurons/validator.py")))
+    sys.exit(run_program(partial(validate, sys.argv[1:], "neurons/validator.py")))

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 from murmur.protocol import keys
 from murmur.protocol.errors import AccessDenied, NotSupported, ObjectReplaced, StorageError
 from murmur.protocol.ports import Bucket, Time
 from storage.realtime import REAL
+from storage.refusals import asking
 from storage.s3 import RangedBucket
+from storage.transport import Transport
 
 PART_BYTES = 5 << 20
 """The smallest part that a server accepts, except for the last one."""
@@ -130,3 +133,14 @@ def _trial(owner: Bucket, timeout_seconds: float) -> Iterator[str]:
     finally:
         with suppress(StorageError):
             owner.delete(keys.trial(), timeout_seconds=timeout_seconds)
+
+
+def server_time(endpoint: str, *, timeout_seconds: float) -> float | None:
+    """Return the server clock at `endpoint` in Unix seconds, to the second; None without a Date.
+
+    The request is unsigned, so the server answers regardless of clocks and keys. Raises StorageError.
+    """
+    with asking("head", timeout_seconds):
+        exchange = Transport(endpoint, public_only=False)
+        date = exchange.send("HEAD", "/", {}, None, stream=False).headers.get("date")
+    return None if date is None else parsedate_to_datetime(date).timestamp()

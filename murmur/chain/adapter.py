@@ -63,7 +63,7 @@ def open_chain(
         substrate_factory = _rpc_factory(network, tuple(fallback_endpoints))
     asked = Archives(lambda genesis: _open_archives(network, archives, call_timeout_seconds, genesis))
     connection = Connection(network, call_timeout_seconds, substrate_factory)
-    return SubtensorChain(connection, netuid, wallet, local, asked)
+    return SubtensorChain(StateReader(connection, asked), netuid, wallet, local)
 
 
 def _open_archives(
@@ -107,26 +107,18 @@ def _rpc_factory(network: str, fallbacks: tuple[str, ...]) -> "Callable[[], Subs
 class SubtensorChain:
     """murmur.protocol.ports.Chain over bittensor. Thread-safe; submissions are made one at a time."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        netuid: int,
-        wallet: "Wallet | None",
-        local: bool,
-        archives: Archives | None = None,
-    ) -> None:
+    def __init__(self, state: StateReader, netuid: int, wallet: "Wallet | None", local: bool) -> None:
         self.netuid = netuid
-        self._connection, self._archives = connection, archives
-        self._state = StateReader(connection, archives)
+        self._state, self._connection = state, state.connection
         self._wallet = wallet
         self._local = local
-        self._finality = Finality(connection, self._state, self._forget)
-        self._submissions = Submissions(connection)
+        self._finality = Finality(state, self._forget)
+        self._submissions = Submissions(state.connection)
         self._peers: OrderedDict[int, tuple[Peer, ...]] = OrderedDict()
 
     def as_local(self) -> "SubtensorChain":
         """Return this chain for a run whose spec says that it is local, over the same connection."""
-        return SubtensorChain(self._connection, self.netuid, self._wallet, True, self._archives)
+        return SubtensorChain(self._state, self.netuid, self._wallet, True)
 
     def close(self) -> None:
         """Drop the connections. The chain stays usable: the next call opens new ones."""

@@ -59,20 +59,20 @@ class StateReader:
     """State at any height: from a chain's own node, and from its archives where that has pruned it. Thread-safe."""
 
     def __init__(self, connection: Connection, archives: Archives | None) -> None:
-        self._connection, self._archives = connection, archives
+        self.connection, self._archives = connection, archives
 
     def read(self, call: Call[T], block: int) -> tuple[T, str]:
         """Read state at a block whose hash is known; return the answer and its endpoint. The endpoint is an archive
         where the chain's own node has pruned the block. Every failure is a ChainError."""
         try:
-            return self._connection.call(call, block=block), self._connection.network
+            return self.connection.call(call, block=block), self.connection.network
         except ChainError as fault:
             if fault.code != STATE_PRUNED or self._archives is None:
                 raise
-            return self._archives.read(call, block, self._connection.genesis(), fault)
+            return self._archives.read(call, block, self.connection.genesis(), fault)
 
     def close(self) -> None:
         """Drop all sessions. The next call opens new ones."""
         if self._archives is not None:
             self._archives.close()
-        self._connection.close()
+        self.connection.close()

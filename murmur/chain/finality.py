@@ -15,7 +15,6 @@ from loguru import logger
 
 from murmur.chain import reading
 from murmur.chain.archives import StateReader
-from murmur.chain.connection import Connection
 from murmur.chain.session import Session
 from murmur.protocol.errors import ChainError
 from murmur.protocol.types import Digest, Header
@@ -34,8 +33,8 @@ class Finality:
     """The known finalised head, and headers up to it. Thread-safe. `forget` is called when a final block turns out not
     to be final: cached reads are then invalid."""
 
-    def __init__(self, connection: Connection, state: StateReader, forget: Callable[[], None]) -> None:
-        self._connection, self._state = connection, state
+    def __init__(self, state: StateReader, forget: Callable[[], None]) -> None:
+        self._connection, self._state = state.connection, state
         self._forget = forget
         self._final = -1
         self._contradictions = 0

@@ -5,7 +5,6 @@ protection that a local chain does not have. Amounts are rao (1e9 rao = 1 TAO). 
 SubtensorModule, Balances, AdminUtils and Sudo.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from murmur.chain import reading
@@ -38,7 +37,7 @@ def register(chain: SubtensorChain, wallet: "Wallet") -> Uid:
     uid = uid_of(chain, peer)
     if uid is None:
         params = {"netuid": chain.netuid, "hotkey": wallet.hotkey.ss58_address}
-        _submit(chain, wallet.coldkey, Call("SubtensorModule", "burned_register", params))
+        submit(chain, wallet.coldkey, Call("SubtensorModule", "burned_register", params))
         uid = uid_of(chain, peer)
     if uid is None:
         raise ChainError(f"hotkey {wallet.hotkey.ss58_address} is still not registered on subnet {chain.netuid}")
@@ -47,36 +46,16 @@ def register(chain: SubtensorChain, wallet: "Wallet") -> Uid:
 
 def transfer(chain: SubtensorChain, wallet: "Wallet", address: str, rao: int) -> int:
     """Send `rao` from the wallet's coldkey to `address`; return the block that included it."""
-    return _submit(chain, wallet.coldkey, Call("Balances", "transfer_keep_alive", {"dest": address, "value": rao}))
+    return submit(chain, wallet.coldkey, Call("Balances", "transfer_keep_alive", {"dest": address, "value": rao}))
 
 
 def add_stake(chain: SubtensorChain, wallet: "Wallet", rao: int) -> int:
     """Stake `rao` of the wallet's coldkey on its hotkey; return the block that included it."""
     params = {"hotkey": wallet.hotkey.ss58_address, "netuid": chain.netuid, "amount_staked": rao}
-    return _submit(chain, wallet.coldkey, Call("SubtensorModule", "add_stake", params))
+    return submit(chain, wallet.coldkey, Call("SubtensorModule", "add_stake", params))
 
 
-def set_hyperparameter(chain: SubtensorChain, wallet: "Wallet", name: str, value: int | bool, *, root: bool) -> int:
-    """Set one of the subnet's hyperparameters, by its name in AdminUtils.sudo_set_<name>.
-
-    The wallet's coldkey is the subnet's owner, or with `root` the chain's sudo key: some may be set only by root.
-    Return the block that included it.
-    """
-    from bittensor import calls
-
-    builder: Callable[..., Any] | None = getattr(calls.AdminUtils, f"sudo_set_{name}", None)
-    if builder is None:
-        raise ValueError(f"no hyperparameter {name!r}: AdminUtils has no sudo_set_{name}")
-    call = Call(*builder(chain.netuid, value))
-    return _submit(chain, wallet.coldkey, call, root=root)
-
-
-def upgrade_runtime(chain: SubtensorChain, wallet: "Wallet") -> int:
-    """Upgrade a devnet's runtime, by its sudo key; return the block that included it."""
-    return _submit(chain, wallet.coldkey, Call("System", "set_code", {"code": "0x00"}), root=True)
-
-
-def _submit(chain: SubtensorChain, keypair: Any, call: Call, *, root: bool = False) -> int:
+def submit(chain: SubtensorChain, keypair: Any, call: Call, *, root: bool = False) -> int:
     """Submit and wait for inclusion. When a lost connection hides the outcome, the account's nonce shows whether it was
     included; a caller that must know its effect reads it."""
     before = nonce(chain, keypair.ss58_address)

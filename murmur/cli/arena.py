@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from murmur.lab.arena.kinds import ALONE, KINDS, LIARS
+from murmur.node.program.process import new_folder
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import MAX_UIDS
-from storage.folder import new_folder
 
 FEWEST_MINERS = 24
 """A third of fewer hotkeys could not include the eight of one sybil."""

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from murmur.node.program.process import new_folder
 from murmur.protocol.errors import ConfigError
-from storage.folder import new_folder
 
 BLOCK_SECONDS = 0.5
 MOST_RECORDED_BYTES = 64 << 20

@@ -10,8 +10,8 @@ from types import FrameType
 from murmur.lab.localnet.fault_kinds import FAULTS
 from murmur.lab.localnet.page import open_page
 from murmur.lab.localnet.plan import PRESETS, TINY, Link, Plan
+from murmur.node.program.process import new_folder
 from murmur.protocol.errors import ConfigError, MurmurError
-from storage.folder import new_folder
 
 CHAOS_ROUNDS = 8
 """The fewest rounds in which a fault can be injected and its recovery seen."""

@@ -29,7 +29,8 @@ OPERATORS_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """`module` has add_arguments(parser) and run(options) -> exit status; a node's program has main(argv, program)."""
+    """`module` has add_arguments(parser) and run(options) -> exit status; that of a node's program has its name's
+    function."""
 
     name: str
     summary: str
@@ -48,17 +49,17 @@ SUBCOMMANDS = (
     Subcommand("explain", "explain how a hotkey is judged, why, and what to do", "murmur.cli.explain.command"),
     Subcommand("export", "write a run's model for other tools, or prove it", "murmur.cli.export.command"),
     Subcommand("localnet", "run a whole network on this machine", "murmur.cli.localnet"),
-    Subcommand("member", "train in a cluster: neurons/member.py", "murmur.cli.member"),
-    Subcommand("mine", "train in a run: neurons/miner.py", "murmur.cli.mine"),
+    Subcommand("member", "train in a cluster: neurons/member.py", "murmur.cli.programs"),
+    Subcommand("mine", "train in a run: neurons/miner.py", "murmur.cli.programs"),
     Subcommand("plan", "show what a run needs: memory, compute, bytes, time", "murmur.cli.plan.command"),
     Subcommand("run", "lead your own run: create, publish, amend, show, void", "murmur.cli.run.command"),
     Subcommand("sft", "fine-tune an export on chats, in stages", "murmur.cli.sft"),
     Subcommand("shards", "build tokenised training data", "murmur.cli.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "murmur.cli.simulate"),
     Subcommand("status", "show a node's round, its last results and its faults", "murmur.cli.status"),
-    Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "murmur.cli.validate"),
+    Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "murmur.cli.programs"),
 )
-PROGRAMS = {name: f"murmur.cli.{name}" for name in ("mine", "validate", "member")}
+PROGRAMS = frozenset(one.name for one in SUBCOMMANDS if one.module == "murmur.cli.programs")
 """Subcommands that are node programs: they parse arguments, end and log as the files under neurons/ do."""
 
 
@@ -70,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in PROGRAMS:
-        program = import_module(PROGRAMS[words[0]])
-        return run_program(partial(program.main, words[1:], f"murmur {words[0]}"))
+        program = getattr(import_module("murmur.cli.programs"), words[0])
+        return run_program(partial(program, words[1:], f"murmur {words[0]}"))
     options, chosen = parse(words)
     try:
         status = chosen(options)
@@ -118,7 +119,3 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.N
             runs[subcommand.name] = module.run
     options = parser.parse_args(words)
     return options, runs[options.subcommand]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -142,16 +142,8 @@ def simulate_cluster(options: argparse.Namespace) -> "ClusterResult":
     from murmur.lab.simulation.cluster_faults import simulate
 
     with staged(options) as stage:
-        return simulate(
-            stage.folder,
-            options.seed,
-            options.members,
-            options.rounds,
-            options.faults_per_hour,
-            stage.trace,
-            stage.on_round,
-            options.exchange,
-        )
+        play = options.seed, options.members, options.rounds, options.faults_per_hour, options.exchange
+        return simulate(stage.folder, *play, trace=stage.trace, on_round=stage.on_round)
 
 
 @contextmanager

@@ -14,10 +14,9 @@ from pathlib import Path
 from loguru import logger
 
 from murmur.cluster.amendments import KeptAmendments
+from murmur.cluster.decisions import SLOWEST_BYTES, turns
 from murmur.cluster.ledger import CALL_SECONDS, Ledger
-from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.record_log import RecordLog
-from murmur.cluster.turns import turns
 from murmur.node.fetch.opening import open_threads
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync.repair_requests import Place

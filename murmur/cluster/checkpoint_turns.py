@@ -6,10 +6,9 @@ A round's files are in one place under their digests, so a state that two member
 
 from collections.abc import Collection, Mapping
 
+from murmur.cluster.decisions import CHECKPOINT_ROUNDS_KEPT, SLOWEST_BYTES, turns
 from murmur.cluster.ledger import CALL_SECONDS
 from murmur.cluster.membership import Membership
-from murmur.cluster.pace import SLOWEST_BYTES
-from murmur.cluster.turns import CHECKPOINT_ROUNDS_KEPT, turns
 from murmur.node.state.saved import Snapshot
 from murmur.node.sync.checkpoints import Checkpoint, Shown
 from murmur.protocol import keys

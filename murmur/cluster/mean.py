@@ -5,13 +5,12 @@ from math import inf
 
 from loguru import logger
 
+from murmur.cluster.decisions import look_seconds, turns
 from murmur.cluster.mean_parts import MeanMaker
 from murmur.cluster.membership import Membership
 from murmur.cluster.other_members import start_fetching
-from murmur.cluster.pace import look_seconds
 from murmur.cluster.presence import STUCK_SILENCES
 from murmur.cluster.recovery import LOST_SILENCES
-from murmur.cluster.turns import turns
 from murmur.node.fetch.payloads import Lacking
 from murmur.node.state.saved import SealedRound
 from murmur.protocol.cluster import MeanPart, Record

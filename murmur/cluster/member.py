@@ -13,16 +13,23 @@ from loguru import logger
 from gauntlet.agreement import Agreed
 from murmur.cluster import ending
 from murmur.cluster.checkpoint_turns import MemberShelf
-from murmur.cluster.choosing import choose
+from murmur.cluster.decisions import (
+    ROUNDS,
+    choose,
+    grace_seconds,
+    least_steps,
+    look_seconds,
+    round_progress,
+    rounds_in,
+    seconds_left,
+)
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.mean import Mean
 from murmur.cluster.membership import Membership
 from murmur.cluster.other_members import OtherMembers
-from murmur.cluster.pace import ROUNDS, least_steps, look_seconds, rounds_in, seconds_left
 from murmur.cluster.presence import GONE_SILENCES, LONGEST_LOOK_BEATS
 from murmur.cluster.recovery import Recovery, RunElsewhere
 from murmur.cluster.rejoin import begin
-from murmur.cluster.round_progress import grace_seconds, round_progress
 from murmur.data.shards import Shards
 from murmur.node.fetch.opening import open_pinned
 from murmur.node.fetch.payloads import Lacking, fetch_pinned

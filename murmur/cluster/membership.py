@@ -6,9 +6,9 @@ from loguru import logger
 
 from murmur.cluster.amendments import AmendedSpec, KeptAmendments
 from murmur.cluster.bucket_maintenance import BucketMaintenance
+from murmur.cluster.decisions import SLOWEST_BYTES
 from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import CALL_SECONDS, Ledger
-from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.presence import Presence
 from murmur.cluster.record_log import RecordLog
 from murmur.cluster.store_outage import StoreOutage

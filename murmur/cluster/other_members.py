@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from murmur.cluster.decisions import look_seconds, round_progress
 from murmur.cluster.membership import Membership
-from murmur.cluster.pace import look_seconds
-from murmur.cluster.round_progress import round_progress
 from murmur.protocol.cluster import Claim
 from murmur.protocol.errors import StorageError
 from murmur.protocol.layout import DenseLayout

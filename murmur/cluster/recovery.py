@@ -2,9 +2,9 @@
 
 from loguru import logger
 
+from murmur.cluster.decisions import ROUNDS
 from murmur.cluster.ledger import UnreadableRecord
 from murmur.cluster.membership import Membership
-from murmur.cluster.pace import ROUNDS
 from murmur.cluster.rejoin import from_checkpoint, from_genesis
 from murmur.node.fetch.payloads import Lacking
 from murmur.protocol.cluster import GROUP, Record

@@ -13,9 +13,8 @@ from loguru import logger
 
 from gauntlet.agreement import Tip
 from murmur.cluster.amendments import AmendedSpec
+from murmur.cluster.decisions import CHECKPOINT_ROUNDS_KEPT, SLOWEST_BYTES
 from murmur.cluster.ledger import Ledger, UnreadableRecord
-from murmur.cluster.pace import SLOWEST_BYTES
-from murmur.cluster.turns import CHECKPOINT_ROUNDS_KEPT
 from murmur.data.shards import Fetch
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Snapshot

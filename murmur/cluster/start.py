@@ -15,8 +15,7 @@ from murmur.cluster.store_outage import StoreOutage
 from murmur.data.shards import Shards
 from murmur.node.config.device import describe
 from murmur.node.config.settings import ClusterConfig, home
-from murmur.node.program.lifetime import lifetime
-from murmur.node.program.shared import on_ranks, serve_metrics, zeros
+from murmur.node.program.shared import lifetime, on_ranks, serve_metrics, zeros
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
 from murmur.node.telemetry.events import Events

@@ -7,7 +7,7 @@ sequences, whole files for miners that train on their pages. Each is verified be
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from murmur.data.disk_room import make_room, use
 from murmur.data.index import (
     BLOCK_BYTES,
     INDEX,
@@ -119,7 +118,7 @@ class Split:
     def hold(self, pages: Sequence[Page]) -> None:
         """Fetch into the folder all shards with these pages, and with the token after each, which the loader reads too.
 
-        Where shards come from others, the least recently needed make room for them (murmur/data/disk_room.py). Raises
+        Where shards come from others, the least recently needed make room for them (`make_room`). Raises
         the errors of murmur/data/remote_files.py.
         """
         if self._remote is None:
@@ -332,3 +331,27 @@ def _require_vocabulary(array: _Array, name: str, index: Index) -> None:
                 f"shard {name} contains token {highest}, but the vocabulary has {index.vocabulary}: it was built with "
                 "another tokenizer; build the data set again"
             )
+
+
+def make_room(folder: Path, max_bytes: int, *, needed: Collection[Path], coming_bytes: int) -> None:
+    """Remove shards of `folder`, least recently needed first, until `coming_bytes` more fit into `max_bytes`, or only
+    those `needed` are left.
+
+    A file's modification time (set by `use`) is when the shard was last needed. A process killed here has only removed
+    fewer. A shard that a process has mapped stays readable to it.
+    """
+    held = {path: path.stat() for path in folder.glob("*.npy")}
+    taken = sum(facts.st_size for facts in held.values())
+    spare = sorted((facts.st_mtime_ns, path) for path, facts in held.items() if path not in needed)
+    for _, path in spare:
+        if taken + coming_bytes <= max_bytes:
+            return
+        path.unlink(missing_ok=True)
+        taken -= held[path].st_size
+
+
+def use(paths: Collection[Path]) -> None:
+    """Mark those of the shards that exist as needed now."""
+    for path in paths:
+        if path.exists():
+            path.touch()

@@ -1,12 +1,12 @@
-"""A round as the page's JSON."""
+"""A round as the page's JSON, and why it was void: from the chain, else from the nodes' own events."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean, median
 from typing import Any, TypeVar
 
 from gauntlet.account import SETTLED
 from murmur.page.round import CHAIN, GUESSES, PHASES, Round
-from murmur.page.void import why_void
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -15,6 +15,15 @@ NOT_AGREED = "NOT_AGREED"
 """Of a peer that passed and has no other standing: it was not selected, or nobody was."""
 APART = "APART"
 """Of a member of a cluster that trained from another model than the run's."""
+DECLARED, NO_STATE, NOBODY = "declared", "no_state", "nobody"
+"""Reasons visible in final states (murmur/node/observe/history.py): the owner has declared the round void; no model, or
+no peer, has most of the stake."""
+
+_BY_CHAIN = {
+    DECLARED: "the run's owner has declared it void",
+    NO_STATE: "no model was named by more than half of the validators' stake",
+    NOBODY: "no peer was named by more than half of the validators' stake",
+}
 
 
 def encode(one: Round, peers: Mapping[str, str]) -> dict[str, Any]:
@@ -90,3 +99,34 @@ def _first(one: Round, found: Mapping[str, S], none: T) -> S | T:
 def _sum(found: Mapping[str, int], nodes: Iterable[str]) -> int | None:
     """The sum over these nodes, None where nothing is known of them."""
     return sum(own) if (own := [found[node] for node in nodes if node in found]) else None
+
+
+def why_void(one: Round) -> str | None:
+    """Return the reason; None for a round that is not void, or not decided."""
+    node = one.agreed()
+    if node is None or not one.void[node]:
+        return None
+    why = _why(one)
+    return f"{why[0].upper()}{why[1:]}."
+
+
+def _why(one: Round) -> str:
+    if one.cause == DECLARED:
+        return _BY_CHAIN[DECLARED]
+    if one.active and not any(one.active.values()):
+        return "no peer had committed by the deadline"
+    judges = one.rejected.keys() - one.unobserved.keys()
+    if judges and not any(one.passed.get(node) for node in judges):
+        return f"no submission passed the checks{_reasons(one.rejected[min(judges)])}"
+    abstained = [node for node, vote in one.votes.items() if vote.abstains]
+    if one.votes and len(abstained) == len(one.votes):
+        return "every validator that voted abstained, since none holds the run's model"
+    if one.cause is None and judges and not one.votes:
+        return "no validator is known to have posted a vote"
+    cause = _BY_CHAIN[one.cause if one.cause in _BY_CHAIN else NOBODY]
+    return f"{cause}; {len(abstained)} of the {len(one.votes)} that voted abstained" if abstained else cause
+
+
+def _reasons(rejected: Mapping[str, str]) -> str:
+    counts = Counter(rejected.values())
+    return f" ({', '.join(f'{code} {count}' for code, count in sorted(counts.items()))})" if counts else ""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from math import inf
 
 from murmur.page.cluster import contributed, round_seconds, troubles
+from murmur.page.encode import why_void
 from murmur.page.round import Round
 from murmur.page.source import Source, Stage
-from murmur.page.void import why_void
 from murmur.protocol.spec import RunSpec
 
 LATELY_ROUNDS = 5

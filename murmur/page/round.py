@@ -34,7 +34,7 @@ class Round:
     time: float = 0.0
     void: dict[str, bool] = field(default_factory=dict)
     cause: str | None = None
-    """Of a void round, where the chain was read: a code of murmur/page/void.py."""
+    """Of a void round, where the chain was read: a code of murmur/page/encode.py."""
     votes: dict[str, PostedVote] = field(default_factory=dict)
     first: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The peers that would contribute by a validator's own order."""

@@ -4,8 +4,7 @@ from functools import partial
 
 from murmur.node.config.settings import NodeConfig
 from murmur.node.program.assemble import build
-from murmur.node.program.lifetime import lifetime
-from murmur.node.program.shared import on_ranks
+from murmur.node.program.shared import lifetime, on_ranks
 from murmur.rounds.validator import Validator
 from murmur.training.parallel import Ranks
 

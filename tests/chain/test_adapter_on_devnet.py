@@ -20,6 +20,7 @@ from murmur.lab.devnet import launch
 from murmur.lab.devnet.genesis import Genesis
 from murmur.protocol.errors import STATE_PRUNED, ChainError
 from murmur.protocol.types import Uid
+from tests.chain import admin
 from tests.chain.harness import NETUID, wallet
 
 OWNER = wallet("//adapter//owner")
@@ -133,10 +134,10 @@ def test_an_upgrade_of_the_runtime_under_an_open_session_costs_no_submission(dev
     chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=30.0)
     chain.publish((b"before",))
     other = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=30.0)
-    operator.upgrade_runtime(other, OWNER)
+    admin.upgrade_runtime(other, OWNER)
     upgraded = other.head()
     assert chain.publish((b"after",)) <= upgraded + 3
-    assert operator.upgrade_runtime(other, OWNER)
+    assert admin.upgrade_runtime(other, OWNER)
     chain.close()
     other.close()
 

@@ -11,6 +11,7 @@ from murmur.lab.devnet import launch
 from murmur.lab.devnet.genesis import Genesis
 from murmur.protocol.errors import ChainError
 from murmur.protocol.types import PeerId, Uid
+from tests.chain import admin
 from tests.chain.harness import NETUID, wallet
 
 OWNER, MINER, POOR = wallet("//operator//owner"), wallet("//operator//miner"), wallet("//operator//poor")
@@ -84,8 +85,8 @@ def test_who_cannot_pay_is_refused_by_name(chain: SubtensorChain) -> None:
 
 
 def test_root_and_owner_set_hyperparameters_and_others_do_not(chain: SubtensorChain) -> None:
-    operator.set_hyperparameter(chain, OWNER, "weights_set_rate_limit", 7, root=True)
-    operator.set_hyperparameter(chain, OWNER, "min_allowed_weights", 2, root=False)
+    admin.set_hyperparameter(chain, OWNER, "weights_set_rate_limit", 7, root=True)
+    admin.set_hyperparameter(chain, OWNER, "min_allowed_weights", 2, root=False)
     for item, value in (("WeightsSetRateLimit", 7), ("MinAllowedWeights", 2)):
 
         def read(session: Any, item: str = item) -> Any:
@@ -93,10 +94,10 @@ def test_root_and_owner_set_hyperparameters_and_others_do_not(chain: SubtensorCh
 
         assert chain.call(read) == value
     with pytest.raises(ChainError) as caught:
-        operator.set_hyperparameter(chain, MINER, "weights_set_rate_limit", 1, root=True)
+        admin.set_hyperparameter(chain, MINER, "weights_set_rate_limit", 1, root=True)
     assert caught.value.code == "RequireSudo"
     with pytest.raises(ChainError) as caught:
-        operator.set_hyperparameter(chain, MINER, "min_allowed_weights", 1, root=False)
+        admin.set_hyperparameter(chain, MINER, "min_allowed_weights", 1, root=False)
     assert caught.value.code == "BadOrigin"
     with pytest.raises(ValueError, match="sudo_set_nonsense"):
-        operator.set_hyperparameter(chain, OWNER, "nonsense", 1, root=True)
+        admin.set_hyperparameter(chain, OWNER, "nonsense", 1, root=True)

@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.cluster.choosing import choose
-from murmur.cluster.pace import LATE, SPREAD, least_steps, seconds_left
+from murmur.cluster.decisions import LATE, SPREAD, choose, grace_seconds, least_steps, round_progress, seconds_left
 from murmur.cluster.presence import STUCK_SILENCES, Presence
-from murmur.cluster.round_progress import grace_seconds, round_progress
 from murmur.protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
 from murmur.protocol.types import Digest, PeerId
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmur.data.disk_room import make_room, use
 from murmur.data.remote_files import File
-from murmur.data.shards import Shards
+from murmur.data.shards import Shards, make_room, use
 from murmur.protocol.types import Page
 from tests.fakes.remote import Folder
 from tests.network import Killed

@@ -12,7 +12,7 @@ OF_THE_CHAIN = ("bittensor", "bittensor_core", "websockets")
 """What the extra `chain` installs."""
 DEMO = "murmur.lab.localnet.cluster"
 OF_A_CLUSTER = (
-    "murmur.cli.member",
+    "murmur.cli.programs",
     "murmur.cluster.start",
     "murmur.cluster.member",
     "murmur.cli.main",

@@ -11,7 +11,7 @@ from murmur.cluster import start
 from murmur.cluster.group_keys import Token
 from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster
 from murmur.node.config.settings import ClusterConfig
-from murmur.node.program import lifetime
+from murmur.node.program import shared
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
 from murmur.node.telemetry.events import Events, read_events
@@ -32,9 +32,9 @@ from murmur.protocol.errors import AccessDenied, ConfigError, StorageError
 def test_a_node_records_its_start_and_how_it_stopped(
     end: BaseException | None, asked: bool, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifetime, "is_stopping", lambda: asked)
+    monkeypatch.setattr(shared, "is_stopping", lambda: asked)
     state = SimpleNamespace(events=Events(tmp_path / "events.jsonl", "a"), round=3)
-    with suppress(BaseException), lifetime.lifetime(cast(NodeState, state)):
+    with suppress(BaseException), shared.lifetime(cast(NodeState, state)):
         state.round = 5
         if end is not None:
             raise end

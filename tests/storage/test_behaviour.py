@@ -13,11 +13,11 @@ from storage.behaviour import (
     WRITERS,
     Speed,
     creates_once,
+    server_time,
     speed,
     takes_parts_in_any_order,
     tells_versions_apart,
 )
-from storage.dates import server_time
 from storage.realtime import RealTime
 from storage.s3 import S3Bucket, open_bucket
 from tests.fakes.bucket import Call, FakeBucket, FakeStore

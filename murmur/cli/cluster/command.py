@@ -149,7 +149,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from murmur.lab.localnet.cluster import play
     from murmur.lab.localnet.page import open_page
-    from storage.folder import new_folder
+    from murmur.node.program.process import new_folder
 
     folder, quiet = new_folder(options.folder), options.json
     page = None if quiet else open_page(folder)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from murmur.chain.adapter import SubtensorChain
+from murmur.chain.archives import StateReader
 from murmur.chain.connection import Call, Connection, T
 from murmur.chain.session import Session
 from murmur.lab.devnet.codec import Codec
@@ -27,7 +28,7 @@ from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError
 def open_recorded(folder: Path) -> SubtensorChain:
     """Open the chain in a devnet's folder, read only. Raises ConfigError when there is none."""
     record = Record(folder / DATABASE)
-    return SubtensorChain(_Recorded(record), record.netuid, None, True)
+    return SubtensorChain(StateReader(_Recorded(record), None), record.netuid, None, True)
 
 
 class Record:

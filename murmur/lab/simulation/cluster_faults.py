@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from math import exp, log
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from murmur.lab.simulation.cluster import Cluster, Machine
 from murmur.lab.simulation.cluster_witness import FIRST_ROUNDS, ClusterWitness, Result
@@ -122,9 +122,9 @@ def play(
     members: int,
     rounds: int,
     faults_per_hour: float,
+    exchange: Exchange = "sparse",
     trace: IO[str] | None = None,
     on_round: Callable[[int], None] = lambda rounds: None,
-    exchange: Exchange = "sparse",
 ) -> ClusterWitness:
     """One run, to its last record."""
     witness = ClusterWitness(rounds, trace)
@@ -148,12 +148,10 @@ def simulate(
     members: int,
     rounds: int,
     faults_per_hour: float,
-    trace: IO[str] | None = None,
-    on_round: Callable[[int], None] = lambda rounds: None,
     exchange: Exchange = "sparse",
+    **how: Any,
 ) -> Result:
-    """A run with faults, compared with one of the same members in which nothing goes wrong."""
-    calm = play(
-        folder / "calm", seed, members, max(LEAST_CALM_ROUNDS, int(CALM_SHARE * rounds)), 0.0, exchange=exchange
-    )
-    return play(folder / "run", seed, members, rounds, faults_per_hour, trace, on_round, exchange).compare(calm)
+    """A run with faults, compared with one of the same members in which nothing goes wrong. how: as of `play`."""
+    calm_rounds = max(LEAST_CALM_ROUNDS, int(CALM_SHARE * rounds))
+    calm = play(folder / "calm", seed, members, calm_rounds, 0.0, exchange)
+    return play(folder / "run", seed, members, rounds, faults_per_hour, exchange, **how).compare(calm)

@@ -19,7 +19,7 @@ from murmur.protocol.spec import TrainingSpec
 from murmur.training.memory import disk_parts, trainer_disk
 from murmur.training.sizes import MemberSizes, TrainingSizes
 from sparseloco import ops
-from storage.dates import server_time
+from storage.behaviour import server_time
 
 HOME_FIX = f"free space there, correct its permissions, or choose another folder: --home, {variable_of('home')}"
 CLOCK_SECONDS = 120.0

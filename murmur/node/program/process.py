@@ -12,6 +12,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -141,3 +143,15 @@ class _Bridge(logging.Handler):
 
 def _line(record: "LogRecord") -> str:
     return "<dim>{time:HH:mm:ss}</dim> <level>{level: <7}</level> {message}\n{exception}"
+
+
+def new_folder(wanted: Path | None) -> Path:
+    """Create the run folder (default runs/<time>), which must be empty, and return it. Raises ConfigError."""
+    folder = (wanted or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty: choose another --folder")
+    except OSError as fault:
+        raise ConfigError(f"cannot make the run folder {folder}: {fault.strerror}; choose another --folder") from None
+    return folder

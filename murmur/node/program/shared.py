@@ -1,7 +1,8 @@
 """Parts that the programs of a node and of a cluster's member share. Importing this module needs no chain."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -9,6 +10,8 @@ from loguru import logger
 
 from murmur.node.config.device import choose_device
 from murmur.node.config.settings import TelemetryConfig
+from murmur.node.program.process import is_stopping
+from murmur.node.state.node_state import NodeState
 from murmur.node.telemetry.events import See, last_events
 from murmur.node.telemetry.metrics import Metrics
 from murmur.training import parallel
@@ -40,3 +43,20 @@ def on_ranks(codec: ops.Choice, device: str, program: Callable[[Ranks], None]) -
 def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """Return zero tensors of these shapes, for a model before its first state is loaded."""
     return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+@contextmanager
+def lifetime(state: NodeState) -> Iterator[None]:
+    """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. Nothing
+    records a kill."""
+    state.events.emit("started", state.round)
+    fault: str | None = None
+    try:
+        yield
+    except BaseException as error:
+        # An interrupted library call may raise any error.
+        if not (isinstance(error, KeyboardInterrupt) or is_stopping()):
+            fault = str(error) or type(error).__name__
+        raise
+    finally:
+        state.events.emit("stopped", state.round, fault=fault)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 PROGRAM = """
 import os, sys, time
-from murmur.cli.member import main
+from murmur.cli.programs import member as main
 from murmur.node.program.process import run_program
 from murmur.rounds.contribution import Training
 

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from murmur.chain.keys import open_wallet
-from murmur.chain.operator import upgrade_runtime
 from murmur.cli.main import main
 from murmur.lab.devnet import launch
 from murmur.lab.localnet.fault_kinds import FAULTS
@@ -36,6 +35,7 @@ from murmur.lab.localnet.trace import trace
 from murmur.node.telemetry.events import read_events
 from murmur.protocol.types import Reason
 from storage.s3 import open_pointer
+from tests.chain.admin import upgrade_runtime
 from tests.lab.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
 from tests.lab.localnet.schema import assert_report
 from tests.specs import toy_spec
