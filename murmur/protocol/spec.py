@@ -25,7 +25,7 @@ from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
 
 PROTOCOL_VERSION = 3
 ROUND_POST_BYTES = 2 * 301
-"""A validator has quota for two posts a round, at most 301 bytes each: its word, and one that adds names to it."""
+"""A validator has quota for two posts a round, at most 301 bytes each: its vote, and one that adds names to it."""
 POSTS_PER_EPOCH = 3100 // ROUND_POST_BYTES
 """Rounds that the chain's quota of 3,100 bytes an epoch carries."""
 WINDOW_MARGIN_BLOCKS = 2
@@ -317,12 +317,12 @@ class RunSpec(TrainingSpec):
                 f"{clock.round_blocks}"
             )
         if clock.words + clock.finality_blocks >= clock.round_blocks + clock.commit:
-            raise ValueError("clock: a round's words are not final before the next round's commit window closes")
+            raise ValueError("clock: a round's votes are not final before the next round's commit window closes")
         lag = clock.finality_blocks
         needed = 2 * lag + WINDOW_MARGIN_BLOCKS
         if clock.reveal - clock.commit < 2 or clock.words - clock.reveal < needed:
             raise ValueError(
-                "clock: keys are published once commit is final, words said once the keys are read: "
+                "clock: keys are published once commit is final, votes cast once the keys are read: "
                 f"needs reveal - commit >= 2 (got {clock.reveal - clock.commit}), and words - reveal (got "
                 f"{clock.words - clock.reveal}) at least 2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, "
                 f"which leaves {(needed - lag) * clock.block_seconds:g} s to judge and to post"
@@ -330,7 +330,7 @@ class RunSpec(TrainingSpec):
         if clock.round_blocks * POSTS_PER_EPOCH < clock.tempo:
             raise ValueError(
                 f"clock: round_blocks {clock.round_blocks} is too short for the chain's quota: an epoch of "
-                f"{clock.tempo} blocks carries {POSTS_PER_EPOCH} rounds of words, so at least "
+                f"{clock.tempo} blocks carries {POSTS_PER_EPOCH} rounds of votes, so at least "
                 f"{-(-clock.tempo // POSTS_PER_EPOCH)} blocks are needed"
             )
         pay_blocks = self.gauntlet.weight_rounds * clock.round_blocks

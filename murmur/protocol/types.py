@@ -17,7 +17,7 @@ Digest = NewType("Digest", bytes)
 DIGEST_BYTES = 32
 SIGNATURE_BYTES = 64
 MAX_UIDS = 256
-"""Bits in a word's bitmap (docs/protocol.md section 6)."""
+"""Bits in a vote's bitmap (docs/protocol.md section 6)."""
 
 SS58_FORMAT = 42
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"

@@ -75,7 +75,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("clock.finality_blocks", 6, "words - reveal (got 12) at least 2 * finality_blocks + 2 = 14, which leaves 4 s"),
     ("clock.words", 25, "words - reveal (got 1) at least 2 * finality_blocks + 2 = 2, which leaves 1 s"),
     ("clock.reveal", 21, "needs reveal - commit >= 2 (got 1)"),
-    ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of words"),
+    ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of votes"),
     ("clock.tempo", 201, "so at least 41 blocks are needed"),
     ("clock.weights_rate_limit", 41, "once in weights_rate_limit = 41 blocks, but gauntlet.weight_rounds 1 of"),
     ("clock.weights_rate_limit", 81, "round_blocks 40 are 40: set gauntlet.weight_rounds to at least 3"),

@@ -87,7 +87,7 @@ class Table:
     def await_votes(self, network: Network) -> None:
         """Wait for the last block in which a vote on the last round counts. The round was decided before, but only now
         can it be audited. Does not wait for a chain that makes no blocks."""
-        with suppress(ChainError), self.status("the last round's words"):
+        with suppress(ChainError), self.status("the last round's votes"):
             left = network.blocks_left()
             until = time.monotonic() + 2 * left * network.plan.block_seconds
             while left > 0 and time.monotonic() < until:
