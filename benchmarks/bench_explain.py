@@ -17,7 +17,7 @@ from gauntlet.agreement import abstention
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.evaluation import Evaluation
-from gauntlet.report import Paid, Report, Row
+from gauntlet.report import Paid, Report, ReportRow
 from murmur.chain import operator
 from murmur.chain.keys import HotkeySigner, create_wallet
 from murmur.lab.devnet import launch
@@ -113,7 +113,7 @@ def report(round: int, peers: dict[PeerId, Uid]) -> Report:
         contributed=11,
     )
     rows = {
-        peer: Row(
+        peer: ReportRow(
             uid,
             weight=1 / len(peers),
             rejected=Reason.OUT_OF_SYNC if uid % 9 == 8 else None,

@@ -41,7 +41,7 @@ from typing import Any
 
 from murmur.chain.adapter import open_chain
 from murmur.configs.presets import table as preset_table
-from murmur.lab.localnet.members import Member
+from murmur.lab.localnet.members import LocalNode
 from murmur.lab.localnet.network import Network, open_network
 from murmur.lab.localnet.plan import CALL_SECONDS, NETUID, Link
 from murmur.lab.localnet.plan import Plan as Setup
@@ -216,7 +216,7 @@ def give_way(network: Network) -> None:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, 0) + LOWER)
 
 
-def rounds_of(network: Network, member: Member, numbers: Iterable[int]) -> Iterable[Round]:
+def rounds_of(network: Network, member: LocalNode, numbers: Iterable[int]) -> Iterable[Round]:
     """Those of `numbers` that it trained for and followed."""
     clock, events = network.spec.rounds_clock, network.events(member)
     of = {(event["event"], event["round"]): event for event in events}

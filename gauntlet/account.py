@@ -8,7 +8,7 @@ from math import sqrt
 
 from gauntlet.average import error
 from gauntlet.book import PeerRecord, in_doubt, least_gap, least_score
-from gauntlet.report import Report, Row
+from gauntlet.report import Report, ReportRow
 from gauntlet.selection import peer_score
 from gauntlet.weights import honest_progress, worth
 from murmur.protocol.spec import GauntletSpec
@@ -58,7 +58,7 @@ AWAY += "running, and see in its log what it missed them for"
 NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
 
 
-def outcome(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
+def outcome(row: ReportRow, record: PeerRecord | None, spec: GauntletSpec) -> str:
     """Return a hotkey's outcome, its share of the pay, and how certain that is."""
     if row.rejected is not None:
         what = f"rejected, {row.rejected}: {row.detail}"
@@ -92,7 +92,7 @@ def worth_error(record: PeerRecord, spec: GauntletSpec) -> float:
     return sqrt(record.progress_variances.value) * record.progress.error(spec.score_decay) / unit if unit else 0.0
 
 
-def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
+def advice(row: ReportRow, record: PeerRecord | None, spec: GauntletSpec) -> str:
     """Return the advice to a hotkey. `record`: after the round."""
     code = row.rejected or row.standing
     if code is not None:
@@ -169,7 +169,7 @@ def briefly(peer: PeerId, report: Report, spec: GauntletSpec) -> str:
     return f"LossScore {record.scores.value:.4f} of {needed:.4f}"
 
 
-def _changes(row: Row, before: PeerRecord | None, after: PeerRecord | None, spec: GauntletSpec) -> Iterator[str]:
+def _changes(row: ReportRow, before: PeerRecord | None, after: PeerRecord | None, spec: GauntletSpec) -> Iterator[str]:
     """Yield how the round changed the hotkey's numbers."""
     if row.twins:
         others = ", ".join(hotkey(peer) for peer in row.twins)

@@ -16,12 +16,11 @@ from gauntlet.agreement import named, vote_by
 from gauntlet.book import ScoreBook, fold, is_kept
 from gauntlet.commitment import who_committed
 from gauntlet.difference import body_of, first_difference, same
-from gauntlet.facts import Claim, Facts
-from gauntlet.facts import Row as OnChain
+from gauntlet.facts import ChainWeights, Facts, ValidatorFacts
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.remembered import Remembered
 from gauntlet.replay import OBSERVED_BYTES, Replay
-from gauntlet.report import Report, Row
+from gauntlet.report import Report, ReportRow
 from gauntlet.weights import differing, is_due, lasting, weights
 from murmur.protocol.messages import canonical_json, parse_json
 from murmur.protocol.types import PeerId, Reason, Uid, hotkey
@@ -74,7 +73,7 @@ class Finding:
     peer: PeerId | None = None
 
 
-def audit(facts: Facts, claim: Claim) -> list[Finding]:
+def audit(facts: Facts, claim: ValidatorFacts) -> list[Finding]:
     """Return everything in a report that does not simply agree, in the order of the round; [] if everything was checked
     and agrees."""
     again = Replay(facts, claim)
@@ -146,7 +145,7 @@ def _checks(again: Replay) -> Iterator[Finding]:
         yield _unchecked(Topic.CHECKS, f"{lost} payloads of earlier rounds are gone: copies of them go unseen")
 
 
-def _unexamined(again: Replay, peer: PeerId, row: Row) -> Finding:
+def _unexamined(again: Replay, peer: PeerId, row: ReportRow) -> Finding:
     if row.rejected is Reason.LATE:
         return _differs(Topic.CHECKS, "LATE stated, but its commitment stood on chain at the commit deadline", peer)
     if row.unseen:
@@ -401,7 +400,7 @@ def _unstated(again: Replay) -> Iterator[Finding]:
         yield _unchecked(Topic.WEIGHTS, text)
 
 
-def _on_chain(again: Replay, shares: Mapping[Uid, float], set_in: int, row: OnChain) -> Iterator[Finding]:
+def _on_chain(again: Replay, shares: Mapping[Uid, float], set_in: int, row: ChainWeights) -> Iterator[Finding]:
     names = {peer.uid: peer.id for peer in again.claim.paid or ()}
     wrong = differing(shares, row.now)
     if wrong and row.now == row.before and row.block > set_in:

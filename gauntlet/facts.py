@@ -68,7 +68,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChainWeights:
     """A validator's weights on chain as of `block`, the first at which its new weights have to be in effect, and one
     block before."""
 
@@ -78,7 +78,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Claim:
+class ValidatorFacts:
     """One validator's statements, and the data to check them.
 
     `shown`: the table of hotkeys in the document. `earlier`: its report of the round after which its book before was
@@ -97,5 +97,5 @@ class Claim:
     sketches: tuple[Sketch, ...] = ()
     measured: tuple[Sketch, ...] = ()
     paid: Sequence[Peer] | None = None
-    row: Row | str = ""
+    row: ChainWeights | str = ""
     last: Report | None = None

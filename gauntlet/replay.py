@@ -10,7 +10,7 @@ from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import commitment, is_late, who_committed
 from gauntlet.evaluation import Evaluation
-from gauntlet.facts import Claim, Facts
+from gauntlet.facts import Facts, ValidatorFacts
 from gauntlet.judge import Earlier, Judge, Model
 from gauntlet.report import Report
 from gauntlet.selection import Ranking
@@ -31,7 +31,7 @@ class Replay:
     there are none. `progress`, `unmeasured`: the same for progress.
     """
 
-    def __init__(self, facts: Facts, claim: Claim) -> None:
+    def __init__(self, facts: Facts, claim: ValidatorFacts) -> None:
         self.facts, self.claim, self.report = facts, claim, claim.report
         self.spec = facts.spec
         registered = {peer.id: peer for peer in facts.log.commit}

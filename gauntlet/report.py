@@ -50,7 +50,7 @@ _U32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """The round's results for one hotkey. At most one of `rejected`, `standing` and `contributing`; none of them for a
     hotkey that is not judged.
 
@@ -103,7 +103,7 @@ class Report:
     """
 
     round: int
-    rows: Mapping[PeerId, Row]
+    rows: Mapping[PeerId, ReportRow]
     before: ScoreBook
     after: ScoreBook
     gone: int
@@ -155,10 +155,10 @@ def round_report(
     checked = outcome.checked
     reveals = {item.peer.id: item.reveal for item in gathered}
     payloads = {kept.peer: kept.payload for kept in checked.remember}
-    rows: dict[PeerId, Row] = {}
+    rows: dict[PeerId, ReportRow] = {}
     for peer in sorted(peers, key=lambda peer: peer.uid):
         rejection = checked.rejected.get(peer.id)
-        rows[peer.id] = Row(
+        rows[peer.id] = ReportRow(
             peer.uid,
             weight=paid.shares.get(peer.id, 0.0),
             rejected=rejection.reason if rejection is not None else None,
@@ -179,7 +179,9 @@ def _of(book: ScoreBook, peers: Collection[PeerId]) -> ScoreBook:
     return replace(book, peers={p: record for p, record in book.peers.items() if p in peers}, remembered=())
 
 
-def _row_body(row: Row, before: PeerRecord | None, record: PeerRecord | None, spec: GauntletSpec) -> dict[str, Any]:
+def _row_body(
+    row: ReportRow, before: PeerRecord | None, record: PeerRecord | None, spec: GauntletSpec
+) -> dict[str, Any]:
     body: dict[str, Any] = {"uid": row.uid, "weight": row.weight}
     if row.rejected is not None:
         body |= {"rejected": str(row.rejected), "detail": row.detail}
@@ -268,7 +270,7 @@ def parse_report(body: Any, round: int) -> Report:
         raise InvalidMessage("report: a field is missing, of a wrong type or out of range") from None
 
 
-def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) -> Row:
+def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) -> ReportRow:
     if len({"rejected", "standing", "contributing"} & body.keys()) > 1:
         raise InvalidMessage("report: a hotkey with two outcomes")
     if body.get("contributing", True) is not True:
@@ -284,7 +286,7 @@ def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) 
     twins = tuple(_peer(name) for name in _list(body["twins"])) if "twins" in body else ()
     if len(twins) > MAX_UIDS or list(twins) != sorted(set(twins)):
         raise InvalidMessage("report: a hotkey's twins are not sorted, or one comes twice")
-    return Row(
+    return ReportRow(
         Uid(_count(body["uid"])),
         _number(body["weight"], 0.0, 2.0),
         _one_of(Reason, body["rejected"]) if "rejected" in body else None,

@@ -49,7 +49,7 @@ class DenseUpdate(Update):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Chunks:
     """Consecutive chunks of one size: elements `values` of their tensor, records from `offset` on."""
 
     values: slice
@@ -79,13 +79,13 @@ def dense_layout(update: Update) -> DenseLayout:
     return update.layout
 
 
-def _parts(layout: DenseLayout, tensor: TensorLayout) -> Iterator[_Part]:
+def _parts(layout: DenseLayout, tensor: TensorLayout) -> Iterator[_Chunks]:
     """Yield at most two parts: whole chunks, and the rest."""
     offset, whole = layout.starts[tensor.name], tensor.numel // CHUNK * CHUNK
     if whole:
-        yield _Part(slice(0, whole), CHUNK, offset)
+        yield _Chunks(slice(0, whole), CHUNK, offset)
     if whole < tensor.numel:
-        yield _Part(slice(whole, tensor.numel), tensor.numel - whole, offset + whole // CHUNK * (4 + CHUNK))
+        yield _Chunks(slice(whole, tensor.numel), tensor.numel - whole, offset + whole // CHUNK * (4 + CHUNK))
 
 
 def encode(theta: Mapping[str, Tensor], theta_r: Mapping[str, Tensor], layout: DenseLayout) -> DenseUpdate:

@@ -14,7 +14,7 @@ from pathlib import Path
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.ports import Task, Time
 from murmur.protocol.types import PeerId
-from storage.exchange import Data, Fault, Shelf, Wanted, fetch
+from storage.exchange import Data, FetchFault, Shelf, Wanted, fetch
 from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
 
@@ -34,8 +34,8 @@ _QUESTIONS_TO_ONE = 25
 """.. this rate per endpoint, because any peer may point to any server."""
 
 
-_NOT_ASKED = Fault("left_out", "there was no time left for it")
-_NO_ANSWER = Fault("unavailable", "no answer in time")
+_NOT_ASKED = FetchFault("left_out", "there was no time left for it")
+_NO_ANSWER = FetchFault("unavailable", "no answer in time")
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class _Turn:
 
     item: Wanted
     rank: int
-    fault: Fault = _NOT_ASKED
+    fault: FetchFault = _NOT_ASKED
     due: float = 0.0
     """Earliest time of the next turn."""
     asked: int = 0
@@ -92,7 +92,7 @@ class Collection:
         self._shelf = None if cache is None else Shelf(cache, only=room is not None)
         self._waiting = [_Turn(_remembering(item), rank) for rank, item in enumerate(wanted)]
         self._found: dict[PeerId, Data] = {}
-        self._faults: dict[PeerId, Fault] = {}
+        self._faults: dict[PeerId, FetchFault] = {}
         """Final faults."""
         self._busy: set[_Turn] = set()
         self._num_started = 0
@@ -102,11 +102,11 @@ class Collection:
         self._closed = False
         self._changed = time.condition()
         self._task: Task | None = None
-        self._outcome: Mapping[PeerId, Data | Fault] = {}
+        self._outcome: Mapping[PeerId, Data | FetchFault] = {}
         if self._shelf is not None and room is not None:
             self._leave_out(self._shelf, room)
 
-    def run(self) -> Mapping[PeerId, Data | Fault]:
+    def run(self) -> Mapping[PeerId, Data | FetchFault]:
         """Collect and return bytes or a Fault for every peer. Call once. Raises any exception of `accept` or
         `seconds_left`."""
         try:
@@ -143,7 +143,7 @@ class Collection:
         self._task = self._time.start(beside, "collect")
         return self
 
-    def outcome(self) -> Mapping[PeerId, Data | Fault]:
+    def outcome(self) -> Mapping[PeerId, Data | FetchFault]:
         """Wait for the thread of `start`; return or raise the result of `run`."""
         if self._task is not None:
             self._task.join()
@@ -175,14 +175,16 @@ class Collection:
                 room -= new
                 kept.append(turn)
             else:
-                self._faults[turn.item.peer] = Fault("left_out", "our disk has no room for it after better-rated ones")
+                self._faults[turn.item.peer] = FetchFault(
+                    "left_out", "our disk has no room for it after better-rated ones"
+                )
         self._waiting = kept
 
-    def _close(self) -> dict[PeerId, Data | Fault]:
+    def _close(self) -> dict[PeerId, Data | FetchFault]:
         """Close and return the outcome. An abandoned thread then holds no data except its one request."""
         with self._changed:
             self._closed = True
-            outcome: dict[PeerId, Data | Fault] = {t.item.peer: t.fault for t in (*self._waiting, *self._busy)}
+            outcome: dict[PeerId, Data | FetchFault] = {t.item.peer: t.fault for t in (*self._waiting, *self._busy)}
             outcome |= self._faults
             outcome |= self._found
             self._found, self._waiting = {}, []
@@ -253,9 +255,9 @@ class Collection:
             self._busy.add(turn)
             return turn, share
 
-    def _settle(self, turn: _Turn, found: Data | Fault, cut_short: bool, grew: bool) -> None:
+    def _settle(self, turn: _Turn, found: Data | FetchFault, cut_short: bool, grew: bool) -> None:
         self._busy.remove(turn)
-        if not isinstance(found, Fault):
+        if not isinstance(found, FetchFault):
             self._found[turn.item.peer] = found
         elif found.kind == "left_out" or not (cut_short or self._lasting) or _leads_nowhere(turn.item, found):
             self._faults[turn.item.peer] = found
@@ -279,7 +281,7 @@ class Collection:
         return max(min(max(window / _PAUSES, shortest), longest), questions)
 
 
-def _leads_nowhere(item: Wanted, fault: Fault) -> bool:
+def _leads_nowhere(item: Wanted, fault: FetchFault) -> bool:
     """Whether no source remains that could be asked again."""
     return not item.sources or (fault.kind == "refused" and len(item.sources) == 1)
 
@@ -311,7 +313,7 @@ def gather(
     max_threads: int,
     cache: Path | None = None,
     time: Time = REAL,
-) -> Mapping[PeerId, Data | Fault]:
+) -> Mapping[PeerId, Data | FetchFault]:
     """Fetch objects that should exist by now; return bytes or a Fault for every peer within `timeout_seconds`."""
     until = time.now() + timeout_seconds
     return Collection(

@@ -43,7 +43,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FetchFault:
     """The reason why an object could not be fetched, from its first source (the owner's bucket). `detail` is our own
     text.
 
@@ -75,7 +75,7 @@ class Wanted:
     exact: bool = True
     part: tuple[int, int] | None = None
     opening: Opening | None = None
-    failed: Callable[[int, Fault], None] = lambda index, fault: None
+    failed: Callable[[int, FetchFault], None] = lambda index, fault: None
 
 
 def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: float, time: Time = REAL) -> None:
@@ -141,7 +141,7 @@ def cached(folder: Path, peer: PeerId, key: str) -> Path:
 
 def fetch(
     item: Wanted, *, timeout_seconds: float, shelf: Shelf | None, stopped: Callable[[], bool], time: Time
-) -> tuple[Data | Fault, bool]:
+) -> tuple[Data | FetchFault, bool]:
     """Try the sources in order. Each may use a third of the time left, the last but one half, the last all. One that
     would bring the whole object in time at the pace seen so far keeps its turn: on a slow link a payload takes most of
     the time, and another source would begin anew.
@@ -151,17 +151,17 @@ def fetch(
     called before every object, and before every block of one that goes to disk.
     """
     until = time.now() + timeout_seconds
-    faults: list[Fault] = []
+    faults: list[FetchFault] = []
     cut_short = False
     for index, source in enumerate(item.sources):
         share = seconds_until(until, time) / min(_SOURCES_PLANNED, len(item.sources) - index)
         found, used_up = _turn(item, source, share, until, shelf, stopped, time)
-        if not isinstance(found, Fault):
+        if not isinstance(found, FetchFault):
             return found, False
         cut_short = cut_short or used_up
         item.failed(index, found)
         faults.append(found)
-    return faults[0] if faults else Fault("missing", "no source is known"), cut_short
+    return faults[0] if faults else FetchFault("missing", "no source is known"), cut_short
 
 
 def _turn(
@@ -172,14 +172,14 @@ def _turn(
     shelf: Shelf | None,
     stopped: Callable[[], bool],
     time: Time,
-) -> tuple[Data | Fault, bool]:
+) -> tuple[Data | FetchFault, bool]:
     """Ask one source for `share` seconds, and longer while it would bring the rest by `until`. Also returns whether its
     time was used up."""
     while True:
         began, before = time.now(), _brought(item, source, shelf)
         found = _Visit(item, source, began + share, shelf, stopped, time).fetch()
         spent, left, have = time.now() - began, seconds_until(until, time), _brought(item, source, shelf)
-        used_up = isinstance(found, Fault) and found.kind == "unavailable" and spent >= share
+        used_up = isinstance(found, FetchFault) and found.kind == "unavailable" and spent >= share
         needed = (item.size - have) * spent / max(have - before, 1e-9)
         if not used_up or needed >= left:
             return found, used_up
@@ -202,7 +202,7 @@ class _Visit:
     stopped: Callable[[], bool]
     time: Time
 
-    def fetch(self) -> Data | Fault:
+    def fetch(self) -> Data | FetchFault:
         path = None if self.shelf is None or self.item.part else self.shelf.place(self.item, self.source)
         if path is not None and (found := mapped(path)) is not None:
             if self.item.accept(found):
@@ -212,41 +212,41 @@ class _Visit:
             with deadline(self._left):  # opening resolves a stranger's host name
                 bucket = self.source.open()
         except ConfigError as error:
-            return Fault("refused", str(error))
+            return FetchFault("refused", str(error))
         except StorageError as error:
-            return Fault("unavailable", str(error))
+            return FetchFault("unavailable", str(error))
         try:
             if path is not None and self.item.exact and self.item.size > RESUMED_BYTES:
                 return self._to_disk(bucket, path)
             data = self._to_memory(bucket)
         except ObjectMissing as error:
-            return Fault("missing", str(error))
+            return FetchFault("missing", str(error))
         except ObjectTooLarge as error:
-            return Fault("wrong_size", str(error), error.size_bytes)
+            return FetchFault("wrong_size", str(error), error.size_bytes)
         except StorageError as error:
-            return Fault("unavailable", str(error))
-        return data if isinstance(data, Fault) or path is None else self._kept(data, path)
+            return FetchFault("unavailable", str(error))
+        return data if isinstance(data, FetchFault) or path is None else self._kept(data, path)
 
-    def _to_memory(self, bucket: RangedBucket) -> bytes | Fault:
+    def _to_memory(self, bucket: RangedBucket) -> bytes | FetchFault:
         if self.stopped():
-            return Fault("unavailable", "no longer wanted")
+            return FetchFault("unavailable", "no longer wanted")
         if self.item.part is not None:
             return self._part(bucket, *self.item.part)
         data = bucket.get(self.source.key, max_bytes=self.item.size, timeout_seconds=self._left, exact=self.item.exact)
         return data if self.item.accept(data) else _MISMATCH
 
-    def _part(self, bucket: RangedBucket, first: int, num_bytes: int) -> bytes | Fault:
+    def _part(self, bucket: RangedBucket, first: int, num_bytes: int) -> bytes | FetchFault:
         facts = bucket.head(self.source.key, timeout_seconds=self._left)
         if facts is None:
-            return Fault("missing", "there is no such object")
+            return FetchFault("missing", "there is no such object")
         if facts.size_bytes != self.item.size:
-            return Fault("wrong_size", f"the object has {facts.size_bytes} bytes; not read", facts.size_bytes)
+            return FetchFault("wrong_size", f"the object has {facts.size_bytes} bytes; not read", facts.size_bytes)
         data = bucket.get_range(
             self.source.key, first=first, num_bytes=num_bytes, etag=facts.etag, timeout_seconds=self._left
         )
         return data if self.item.accept(data) else _MISMATCH
 
-    def _to_disk(self, bucket: RangedBucket, path: Path) -> Data | Fault:
+    def _to_disk(self, bucket: RangedBucket, path: Path) -> Data | FetchFault:
         # Parts from an earlier try may be wrong without this server's fault (another server lied, a power cut): then
         # try once more from the start.
         resumed = is_begun(path)
@@ -270,13 +270,13 @@ class _Visit:
             except ConfigError:
                 return self._refused_by_disk() or self._to_memory(bucket)
             if (found := mapped(path)) is None:
-                return Fault("left_out", "our disk cannot read it back")
+                return FetchFault("left_out", "our disk cannot read it back")
             if self.item.accept(found):
                 return found
             remove(path)
         return _MISMATCH
 
-    def _kept(self, data: bytes, path: Path) -> Data | Fault:
+    def _kept(self, data: bytes, path: Path) -> Data | FetchFault:
         try:
             keep(path, data)
         except ConfigError:
@@ -284,13 +284,13 @@ class _Visit:
         found = mapped(path)
         return data if found is None else found
 
-    def _refused_by_disk(self) -> Fault | None:
+    def _refused_by_disk(self) -> FetchFault | None:
         only = self.shelf is not None and self.shelf.only
-        return Fault("left_out", "our disk cannot store it") if only else None
+        return FetchFault("left_out", "our disk cannot store it") if only else None
 
     @property
     def _left(self) -> float:
         return seconds_until(self.until, self.time)
 
 
-_MISMATCH = Fault("mismatch", "right size, but not the committed bytes")
+_MISMATCH = FetchFault("mismatch", "right size, but not the committed bytes")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.evidence.settings import Setting
 from murmur.protocol.layout import CHUNK, Layout
-from murmur.training.checkpoint import Saved
+from murmur.training.checkpoint import TensorState
 from murmur.training.replica import Replica
 from sparseloco.feedback import accumulate
 from sparseloco.outer import OuterState, bounds
@@ -34,7 +34,7 @@ class Exchange(Protocol):
         """What the peer sends, whose replica's weights are theta_r."""
         ...
 
-    def settle(self, judge: Replica, sent: Sequence[Sent]) -> Saved:
+    def settle(self, judge: Replica, sent: Sequence[Sent]) -> TensorState:
         """The consensus state after the round; `judge` holds theta and takes the new one."""
         ...
 
@@ -66,7 +66,7 @@ class SparseLoCo:
                 error.zero_()
         return update
 
-    def settle(self, judge: Replica, sent: Sequence[Sent]) -> Saved:
+    def settle(self, judge: Replica, sent: Sequence[Sent]) -> TensorState:
         outer = judge.spec.outer
         if self.setting.rule in ("mean", "filtered_mean"):
             updates = [update for update in sent if isinstance(update, Update)]
@@ -105,7 +105,7 @@ class Unquantised:
             self.errors[peer] = left
         return sent
 
-    def settle(self, judge: Replica, sent: Sequence[Sent]) -> Saved:
+    def settle(self, judge: Replica, sent: Sequence[Sent]) -> TensorState:
         updates = [dense(update) for update in sent]
         factors, state = bounds([norms(update, judge.layout) for update in updates], judge.outer)
         step = {
@@ -154,7 +154,7 @@ class DiLoCo:
             return {name: through_int8(part) for name, part in delta.items()}
         return delta
 
-    def settle(self, judge: Replica, sent: Sequence[Sent]) -> Saved:
+    def settle(self, judge: Replica, sent: Sequence[Sent]) -> TensorState:
         names = [tensor.name for tensor in judge.layout]
         if self._outer is None:
             self._theta = [torch.nn.Parameter(judge.theta[name].clone()) for name in names]
@@ -224,9 +224,9 @@ def take(judge: Replica, step: Mapping[str, Tensor], rate: float, averages: Sequ
     judge.load_consensus(saved_as(theta, OuterState(judge.outer.rounds, tuple(averages), whole)))
 
 
-def saved_as(theta: Tensors, before: OuterState) -> Saved:
+def saved_as(theta: Tensors, before: OuterState) -> TensorState:
     """The consensus state with this theta after one more round."""
-    return Saved(
+    return TensorState(
         theta,
         {
             "rounds": before.rounds + 1,

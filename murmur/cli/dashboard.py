@@ -11,7 +11,7 @@ from murmur.cli import peer_options
 from murmur.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from murmur.page.source import Source
+    from murmur.page.source import PageSource
 
 DEFAULT_PORT = 8790
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _source(options: argparse.Namespace) -> "Source":
+def _source(options: argparse.Namespace) -> "PageSource":
     from murmur.page.folder import Folder
 
     if options.token_file is not None:
@@ -75,7 +75,7 @@ def _source(options: argparse.Namespace) -> "Source":
     return _network(options)
 
 
-def _cluster(token_file: Path) -> "Source":
+def _cluster(token_file: Path) -> "PageSource":
     from murmur.cluster.bootstrap import open_ledger
     from murmur.cluster.group_keys import parse_token, read_token
     from murmur.node.program import process
@@ -97,7 +97,7 @@ def _is_path(text: str) -> bool:
     return "://" not in text and (Path(text).exists() or "/" in text)
 
 
-def _network(options: argparse.Namespace) -> "Source":
+def _network(options: argparse.Namespace) -> "PageSource":
     from murmur.cli import network
     from murmur.page.live.network import Network
     from murmur.protocol.errors import ChainError, StorageError

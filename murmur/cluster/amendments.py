@@ -18,7 +18,7 @@ from murmur.protocol.cluster import GROUP, Amendment, ClusterSpec, amended
 from murmur.protocol.errors import ConfigError, InvalidMessage, StorageError
 
 
-class Source(Protocol):
+class AmendmentReader(Protocol):
     """Where amendments are read: the bucket (Ledger), or a member's bucket and disk (KeptAmendments)."""
 
     def amendment(self, number: int) -> Amendment | None:
@@ -34,7 +34,7 @@ class AmendedSpec:
     """A cluster's spec with the amendments of its records. taken: the amendments in force. closed: the run has had its
     last round."""
 
-    def __init__(self, first: ClusterSpec, source: Source) -> None:
+    def __init__(self, first: ClusterSpec, source: AmendmentReader) -> None:
         self._first, self._source = first, source
         self.taken: tuple[Amendment, ...] = ()
         self.spec, self.closed = first, False

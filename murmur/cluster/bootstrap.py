@@ -11,7 +11,7 @@ from murmur import files
 from murmur.cluster.group_keys import Group, Token
 from murmur.cluster.ledger import CALL_SECONDS, Ledger
 from murmur.cluster.store_outage import KEY_REPLACED
-from murmur.data.remote_files import File, Part
+from murmur.data.remote_files import BlobRange, File
 from murmur.data.shards import Shards
 from murmur.node.config.settings import ClusterConfig
 from murmur.node.state.store import StateStore
@@ -139,7 +139,7 @@ class SharedData:
     def __init__(self, bucket: RangedBucket) -> None:
         self._bucket = bucket
 
-    def read(self, parts: Sequence[Part]) -> list[bytes]:
+    def read(self, parts: Sequence[BlobRange]) -> list[bytes]:
         """See Remote."""
         return [self._part(part) for part in parts]
 
@@ -148,7 +148,7 @@ class SharedData:
         for file in files:
             self._file(file)
 
-    def _part(self, part: Part) -> bytes:
+    def _part(self, part: BlobRange) -> bytes:
         key = keys.blob(part.blob)
         facts = self._bucket.head(key, timeout_seconds=CALL_SECONDS)
         if facts is None:

@@ -27,7 +27,7 @@ from murmur.protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import gather
-from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.exchange import Data, FetchFault, Source, Wanted, cached
 from storage.resume import keep, mapped
 from storage.seal import BLOCK_BYTES, blocks, blocks_of, parse_blocks, seal, unseal_from
 
@@ -114,12 +114,12 @@ class MeanMaker:
 
         found = self._gather([wanted(update) for update in record.updates if update.member not in opened])
         _require(round, found, without)
-        if lost := [peer.hex()[:8] for peer, one in found.items() if isinstance(one, Fault)]:
+        if lost := [peer.hex()[:8] for peer, one in found.items() if isinstance(one, FetchFault)]:
             told = (
                 "round {round}: the updates of {members} are lost for good, and count as zeros in this part of the mean"
             )
             logger.warning(told, round=round, members=", ".join(lost))
-        return [None if isinstance(found.get(peer), Fault) else opened[peer] for peer in record.claims]
+        return [None if isinstance(found.get(peer), FetchFault) else opened[peer] for peer in record.claims]
 
     def _own(self, round: int, record: Record) -> "dict[PeerId, _Payload]":
         """Return our own update if the record names it and it lies on this disk since it was published."""
@@ -149,11 +149,11 @@ class MeanMaker:
         found = self._gather([wanted for one in payloads if one and (wanted := one.wanted(first, piece)) is not None])
         _require(round, found, without)
         return [
-            one.update(first, piece) if one is not None and not isinstance(found.get(one.peer), Fault) else None
+            one.update(first, piece) if one is not None and not isinstance(found.get(one.peer), FetchFault) else None
             for one in payloads
         ]
 
-    def _gather(self, wanted: Sequence[Wanted]) -> Mapping[PeerId, Data | Fault]:
+    def _gather(self, wanted: Sequence[Wanted]) -> Mapping[PeerId, Data | FetchFault]:
         if not wanted:
             return {}
         return gather(wanted, timeout_seconds=self._seconds(), max_threads=FETCH_THREADS, time=self._ledger.time)
@@ -233,8 +233,8 @@ def _blocks(first: int, piece: DenseLayout) -> range:
     return range(first // BLOCK_BYTES, -(-end // BLOCK_BYTES))
 
 
-def _require(round: int, found: Mapping[PeerId, Data | Fault], without: Collection[PeerId]) -> None:
-    lacking = {peer: one for peer, one in found.items() if isinstance(one, Fault) and peer not in without}
+def _require(round: int, found: Mapping[PeerId, Data | FetchFault], without: Collection[PeerId]) -> None:
+    lacking = {peer: one for peer, one in found.items() if isinstance(one, FetchFault) and peer not in without}
     if lacking:
         detail = next(iter(lacking.values())).detail
         told = f"round {round}: {len(lacking)} of {len(found)} payloads could not be read ({detail})"

@@ -43,7 +43,7 @@ from murmur.protocol.layout import DenseLayout
 from murmur.protocol.types import Digest, Page, PeerId
 from murmur.rounds.checkpoints import Checkpoints
 from murmur.rounds.contribution import Diverged, RoundWork
-from storage.exchange import Data, Fault
+from storage.exchange import Data, FetchFault
 
 TOLD_SECONDS = 60.0
 
@@ -355,11 +355,11 @@ class Member(Membership):
         pairs = [(peer, one.envelope) for peer, one in sorted(pinned.items())]
         seconds, cache, sources = len(pairs) * self.seconds_to_send(), self.state.cache, self.ledger.payloads(pinned)
         found = fetch_pinned(self.spec, self.ledger.run, round, pairs, sources, seconds, cache, self.time)
-        lacking = [peer for peer, data in found.items() if isinstance(data, Fault)]
+        lacking = [peer for peer, data in found.items() if isinstance(data, FetchFault)]
         if lacking:
             told = f"round {round}: {len(lacking)} of {len(pairs)} payloads could not be fetched"
             raise Lacking(round, lacking, told)
-        return pairs, {peer: data for peer, data in found.items() if not isinstance(data, Fault)}
+        return pairs, {peer: data for peer, data in found.items() if not isinstance(data, FetchFault)}
 
     # --- coming back -------------------------------------------------------------------------------------------
 

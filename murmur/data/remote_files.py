@@ -20,7 +20,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlobRange:
     """Bytes first .. first + num_bytes - 1 of the blob with this sha256, which has `blob_bytes` in all. `accept`
     verifies the bytes."""
 
@@ -36,7 +36,7 @@ class Remote(Protocol):
     wrong bytes, another one is asked. Raises StorageError when none has the blob, and the chain's errors where the
     chain has to be asked for the sources."""
 
-    def read(self, parts: Sequence[Part]) -> list[bytes]:
+    def read(self, parts: Sequence[BlobRange]) -> list[bytes]:
         """Return the parts, in this order, in memory."""
         ...
 

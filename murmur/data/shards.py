@@ -30,7 +30,7 @@ from murmur.data.index import (
     leaves_bytes,
     npy_header,
 )
-from murmur.data.remote_files import File, Part, Remote
+from murmur.data.remote_files import BlobRange, File, Remote
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import TrainingSpec, fault_lines
 from murmur.protocol.types import Digest, Page
@@ -192,15 +192,17 @@ class Split:
         found = self._remote.read([self._part(span, lists[span.number]) for span in spans])
         return [self._cut(span, data) for span, data in zip(spans, found, strict=True)]
 
-    def _list(self, number: int) -> Part:
+    def _list(self, number: int) -> BlobRange:
         entry = self._entries[number]
         size = leaves_bytes(self._index.file_bytes(entry))
-        return Part(entry.leaves_digest, size, 0, size, lambda data: is_list(data, entry))
+        return BlobRange(entry.leaves_digest, size, 0, size, lambda data: is_list(data, entry))
 
-    def _part(self, span: _Span, leaves: bytes) -> Part:
+    def _part(self, span: _Span, leaves: bytes) -> BlobRange:
         file, blocks = self._file(span.number), span.blocks(self._index.token_bytes)
         first, end = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, file.num_bytes)
-        return Part(file.blob, file.num_bytes, first, end - first, lambda data: are_blocks(data, blocks.start, leaves))
+        return BlobRange(
+            file.blob, file.num_bytes, first, end - first, lambda data: are_blocks(data, blocks.start, leaves)
+        )
 
     def _cut(self, span: _Span, data: bytes) -> _Array:
         size = self._index.token_bytes

@@ -6,7 +6,7 @@ from math import inf
 from murmur.page.cluster import contributed, round_seconds, troubles
 from murmur.page.encode import why_void
 from murmur.page.round import Round
-from murmur.page.source import Source, Stage
+from murmur.page.source import PageSource, Stage
 from murmur.protocol.spec import RunSpec
 
 LATELY_ROUNDS = 5
@@ -20,7 +20,7 @@ Told = tuple[str, str]
 """(`good`, `wrong` or `waiting`; the sentence)."""
 
 
-def health(source: Source) -> Told:
+def health(source: PageSource) -> Told:
     """Return the run's current health."""
     rounds, stage = source.rounds, source.stage()
     if stage.trouble is not None:
@@ -40,7 +40,7 @@ def health(source: Source) -> Told:
     return "good", f"{done}: {_round(last, source)}."
 
 
-def _starting(source: Source, stage: Stage) -> Told:
+def _starting(source: PageSource, stage: Stage) -> Told:
     if stage.ended:
         return "wrong", "It ended before its first round: the files in logs/ say why."
     if stage.stopped:
@@ -52,7 +52,7 @@ def _starting(source: Source, stage: Stage) -> Told:
     return "waiting", "Round 0 is being played."
 
 
-def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
+def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[str]:
     """Yield the problems, the worst first."""
     rounds, last, cluster = source.rounds, lately[-1], source.cluster()
     for one in reversed(lately):
@@ -79,7 +79,7 @@ def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
         yield f"The held-out loss rises: {losses[-1][0]:.2f} now, {best:.2f} in round {when}."
 
 
-def _round(one: Round, source: Source) -> str:
+def _round(one: Round, source: PageSource) -> str:
     body, names = source.rounds.body(one), source.names
     if source.cluster() is not None:
         return contributed(body, names)
@@ -95,11 +95,11 @@ def _round(one: Round, source: Source) -> str:
     return said
 
 
-def _patience(source: Source) -> float:
+def _patience(source: PageSource) -> float:
     return 30 + SILENT_ROUNDS * (planned_seconds(source) or FALLBACK_SECONDS)
 
 
-def planned_seconds(source: Source) -> float | None:
+def planned_seconds(source: PageSource) -> float | None:
     """Return how long a round lasts: as planned, or in a cluster as usual; None while that is not known."""
     spec = source.spec
     if isinstance(spec, RunSpec):

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from murmur.page import cluster
 from murmur.page.health import health, planned_seconds
 from murmur.page.schedule import schedule
-from murmur.page.source import Source
+from murmur.page.source import PageSource
 from murmur.page.tables import as_csv, members, peer_rounds
 from murmur.page.validators import validators
 from murmur.protocol.errors import ConfigError
@@ -69,7 +69,7 @@ HEADERS = {
 class Watched:
     """A run that its own thread keeps up to date. `answer` and `detail` may be called from any thread."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PageSource) -> None:
         self.source = source
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -224,7 +224,7 @@ class Page:
     machine's.
     """
 
-    def __init__(self, source: Source, port: int = 0, host: str = LOOPBACK) -> None:
+    def __init__(self, source: PageSource, port: int = 0, host: str = LOOPBACK) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -272,7 +272,7 @@ class Page:
         self._socket.close()
 
 
-def _facts(source: Source) -> dict[str, Any]:
+def _facts(source: PageSource) -> dict[str, Any]:
     """Return the facts that belong to no single round."""
     spec, now = source.spec, source.cluster()
     run = spec if isinstance(spec, RunSpec) else None

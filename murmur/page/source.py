@@ -25,7 +25,7 @@ class Stage:
     stopped: bool = False
 
 
-class Source(Protocol):
+class PageSource(Protocol):
     """A run. `rounds` grows with `read`, one reader at a time; nothing else changes them."""
 
     rounds: Rounds

@@ -58,7 +58,7 @@ def measure(plan: Planned, options: Namespace, tell: Tell, home: Path | None = N
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     before = torch.get_num_threads()
     home = home or Path(os.environ.get("MURMUR_HOME", "~/.murmur")).expanduser()
-    machine = _Machine(threads, before, tell, _existing(home))
+    machine = _Host(threads, before, tell, _existing(home))
     try:
         rates = replace(plan.rates, threads=threads, **machine.host_rates())
     finally:
@@ -82,7 +82,7 @@ def measure(plan: Planned, options: Namespace, tell: Tell, home: Path | None = N
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
+class _Host:
     """Measures the host with `threads` threads; torch runs with its own number, which OMP_NUM_THREADS may limit."""
 
     threads: int

@@ -29,7 +29,7 @@ from murmur.plan.timeline import Timed, amount, phase_seconds, schedule
 from murmur.protocol.spec import RunSpec, TrainingSpec
 from murmur.training.memory import (
     CPU_BYTES,
-    Part,
+    MemoryPart,
     Role,
     cpu_activations,
     disk_parts,
@@ -66,7 +66,7 @@ def link(mbps: float) -> Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PublishedFigures:
     """The figures that a published run reports. `num_parameters` counts embedding and head separately; `value_bits` are
     the bits of one kept value, index and code."""
 
@@ -85,7 +85,7 @@ class Claim:
         return self.num_parameters / 4096 * self.values_per_chunk * self.value_bits / 8
 
 
-COVENANT = Claim("Covenant-72B", 72_747_327_488, 64, 14, 20, 110.0, 500.0, 20 * 60.0, 70.0)
+COVENANT = PublishedFigures("Covenant-72B", 72_747_327_488, 64, 14, 20, 110.0, 500.0, 20 * 60.0, 70.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +186,12 @@ class TrainerPlan(ABC):
 
     # --- memory --------------------------------------------------------------------------------------------------
 
-    def memory(self, micro_sequences: int = 1) -> dict[str, Part]:
+    def memory(self, micro_sequences: int = 1) -> dict[str, MemoryPart]:
         """Return a trainer's memory by part with `micro_sequences` on each GPU at once."""
         return trainer_parts(self.setting.sizes, self.gpus, micro_sequences)
 
     @property
-    def memory_total(self) -> Part:
+    def memory_total(self) -> MemoryPart:
         """A trainer's memory in total, with one sequence at once."""
         return trainer_total(self.setting.sizes, self.gpus, 1)
 

@@ -13,7 +13,7 @@ from murmur.node.fetch.payloads import collect_keys, collect_pinned
 from murmur.node.node import Node
 from murmur.node.telemetry.events import round_seconds
 from murmur.protocol.types import Digest, Peer, PeerId
-from storage.exchange import Data, Fault
+from storage.exchange import Data, FetchFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Collector:
         gathered = []
         for peer in at_commit:
             found = sealed.get(peer.id)
-            if isinstance(found, Fault) and found.kind == "left_out":
+            if isinstance(found, FetchFault) and found.kind == "left_out":
                 continue
             gathered.append(
                 Gathered(
                     peer,
-                    payload=None if isinstance(found, Fault) else found,
-                    wrong_size=found.size_bytes if isinstance(found, Fault) else None,
+                    payload=None if isinstance(found, FetchFault) else found,
+                    wrong_size=found.size_bytes if isinstance(found, FetchFault) else None,
                     reveal=reveals.get(peer.id),
                     late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_deadline),
                 )
@@ -85,7 +85,7 @@ class Collector:
 
     def fetch(
         self, round: int, promised: Mapping[PeerId, Digest], book: ScoreBook
-    ) -> tuple[Mapping[PeerId, Data | Fault], Mapping[PeerId, bytes]]:
+    ) -> tuple[Mapping[PeerId, Data | FetchFault], Mapping[PeerId, bytes]]:
         """Sealed objects and keys of these peers, as far as there is time for them."""
         node, clock, run = self.node, self.node.clock, self.node.run.id
         last, reveal_deadline = clock.commit_deadline(round), clock.reveal_deadline(round)

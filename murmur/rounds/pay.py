@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from loguru import logger
 
 from gauntlet.book import ScoreBook
-from gauntlet.facts import Row
+from gauntlet.facts import ChainWeights
 from gauntlet.report import Paid
 from gauntlet.selection import Ranking
 from gauntlet.weights import differing, is_due, lasting, weights
@@ -105,7 +105,7 @@ class Pay:
         if len(waiting) < len(held.saved.unread):
             held.save(unread=tuple(waiting))
 
-    def _judge(self, sent: SentWeights, row: Row) -> None:
+    def _judge(self, sent: SentWeights, row: ChainWeights) -> None:
         """Compare a row on chain with the one that was sent, and emit the result."""
         node, block = self.node, row.block
         wrong = differing(sent.shares, row.now)

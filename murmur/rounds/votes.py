@@ -20,7 +20,7 @@ from murmur.protocol.types import Peer, PeerId, StateRef, Uid, Vote
 from murmur.rounds.copies import ValidatorCopies
 from murmur.rounds.score import Scores
 from storage.collect import gather
-from storage.exchange import Fault, Wanted
+from storage.exchange import FetchFault, Wanted
 from storage.realtime import seconds_until
 from storage.seal import matches
 
@@ -152,7 +152,7 @@ class Votes:
         payloads = gather(
             wanted, timeout_seconds=seconds / 2, max_threads=FETCH_THREADS, cache=node.state.cache, time=node.time
         )
-        self.want(round, {peer for peer, found in payloads.items() if isinstance(found, Fault)})
+        self.want(round, {peer for peer, found in payloads.items() if isinstance(found, FetchFault)})
         wanted = [
             Wanted(
                 peer,
@@ -174,8 +174,8 @@ class Votes:
             for item, payload, reveal in items
             if payload is not None
             and reveal is not None
-            and not isinstance(payload, Fault)
-            and not isinstance(reveal, Fault)
+            and not isinstance(payload, FetchFault)
+            and not isinstance(reveal, FetchFault)
         ]
 
     def post(self, round: int, state_ref: StateRef | None, uids: Collection[Uid] = ()) -> None:

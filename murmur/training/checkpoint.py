@@ -50,14 +50,14 @@ class Damaged(CheckpointCorrupt):
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class TensorState:
     """State to save: fp32 tensors on the CPU by name, and a few facts that fit in JSON."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
-def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: False) -> Digest:
+def save(folder: Path, saved: TensorState, *, stopped: Callable[[], bool] = lambda: False) -> Digest:
     """Write tensors files and manifest under their digests; return the manifest's digest, by which `load` finds it.
 
     The manifest is written last. Saving the same state twice gives the same digests and files. Several threads call
@@ -76,7 +76,7 @@ def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: Fa
 
 def load(
     folder: Path, digest: Digest, shapes: Shapes, *, also: Shapes | None = None, fetch: Fetch | None = None
-) -> Saved:
+) -> TensorState:
     """Return the state whose manifest has `digest`, with exactly the tensors of `shapes`, and all or none of `also`;
     missing files are fetched.
 
@@ -102,7 +102,7 @@ def load(
         expected = {name: shapes[name] for name in file.tensors}
         return load_tensors(tensors_path(folder, file.digest), expected, digest=file.digest)
 
-    return Saved({name: tensor for part in _parallel_map(read, files) for name, tensor in part.items()}, facts)
+    return TensorState({name: tensor for part in _parallel_map(read, files) for name, tensor in part.items()}, facts)
 
 
 def blobs(folder: Path, digest: Digest) -> tuple[tuple[Digest, Path], ...]:

@@ -6,14 +6,14 @@ makes one honest round beforehand, and theta_0's checkpoint holds its norms as t
 
 from murmur.data.shards import Shards
 from murmur.protocol.assignment import page_at
-from murmur.training.checkpoint import Saved
+from murmur.training.checkpoint import TensorState
 from murmur.training.inner import OnStep
 from murmur.training.loader import sequences
 from murmur.training.replica import Replica
 from sparseloco.outer import OuterState
 
 
-def genesis_state(replica: Replica, data: Shards, on_step: OnStep | None = None) -> Saved:
+def genesis_state(replica: Replica, data: Shards, on_step: OnStep | None = None) -> TensorState:
     """Return the state to publish for a fresh `replica` at theta_0.
 
     It counts no round yet. The slow averages are those of one inner round on pages spread evenly over the run's; the

@@ -77,7 +77,7 @@ def kept_layer_bytes(model: ModelSpec, recompute: Recompute) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """Bytes of one part in both phases, each at its own peak: on each GPU, and on the host of all GPUs."""
 
     gpu_computing: int = 0
@@ -113,14 +113,16 @@ def gpu_total(spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Re
     return computing, sum(part for _, part in parts.values())
 
 
-def trainer_parts(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
+def trainer_parts(
+    sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full"
+) -> dict[str, MemoryPart]:
     """Return a trainer's memory by part, each at its own peak."""
     on_gpu = gpu_parts(sizes.spec, gpus, micro_sequences, recompute)
     host = trainer_moments(sizes, ranks=gpus)
     computing = host.pop(COMPUTING)
     names = dict.fromkeys([*on_gpu, *(name for moment in host.values() for name in moment)])
     return {
-        name: Part(
+        name: MemoryPart(
             *on_gpu.get(name, (0, 0)),
             computing.get(name, 0),
             max(moment.get(name, 0) for moment in host.values()),
@@ -129,16 +131,16 @@ def trainer_parts(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Re
     }
 
 
-def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
+def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> MemoryPart:
     """Return the memory of all of a miner's parts at its fullest moment."""
     return trainer_total(Sizes(spec), gpus, micro_sequences, recompute)
 
 
-def trainer_total(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
+def trainer_total(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> MemoryPart:
     """Return the memory of all of a trainer's parts at its fullest moment."""
     host = {moment: sum(held.values()) for moment, held in trainer_moments(sizes, ranks=gpus).items()}
     computing = host.pop(COMPUTING)
-    return Part(*gpu_total(sizes.spec, gpus, micro_sequences, recompute), computing, max(host.values()))
+    return MemoryPart(*gpu_total(sizes.spec, gpus, micro_sequences, recompute), computing, max(host.values()))
 
 
 def _shared(num_bytes: int, gpus: int) -> int:

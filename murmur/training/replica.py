@@ -18,7 +18,7 @@ from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.layout import DenseLayout, Layout
 from murmur.protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from murmur.protocol.types import Digest, PeerId
-from murmur.training.checkpoint import Saved, Shapes
+from murmur.training.checkpoint import Shapes, TensorState
 from murmur.training.host import copy
 from murmur.training.inner import NOTHING_DONE, InnerReport, OnStep, Stopped, never
 from murmur.training.meter import Meter, Reading
@@ -301,11 +301,11 @@ class Replica:
                 self._at_theta = self._trainer.undo_probe()
                 self.reset()
 
-    def consensus_state(self) -> Saved:
+    def consensus_state(self) -> TensorState:
         """Return theta, the outer step's momentum and the outer state: the content of a checkpoint, the same in every
         replica. Before the first round the momentum is zero and left out. Tensors are not copied."""
         velocity = self._velocity() if self.outer.rounds else None
-        return Saved(
+        return TensorState(
             {**self.theta, **{VELOCITY + name: tensor for name, tensor in (velocity or {}).items()}},
             {
                 "rounds": self.outer.rounds,
@@ -314,7 +314,7 @@ class Replica:
             },
         )
 
-    def load_consensus(self, saved: Saved) -> None:
+    def load_consensus(self, saved: TensorState) -> None:
         """Load another consensus state. Raises CheckpointCorrupt when it does not fit this layout. The caller checks by
         `digest` whether it is the run's."""
         outer, shapes = parse_outer(saved.facts, self.layout), self.spec.model.shapes()
@@ -336,13 +336,13 @@ class Replica:
     def _velocity(self) -> dict[str, Tensor] | None:
         return self._trainer.tensors(_VELOCITY) if self.spec.momentum else None
 
-    def own_state(self) -> Saved:
+    def own_state(self) -> TensorState:
         """Return the error feedback, where the exchange has it, and the optimizer's state: all that a miner needs to
         resume exactly. Tensors are not copied."""
         own = self._own()
-        return Saved(own, {"adam_steps": self._trainer.store_moments()})
+        return TensorState(own, {"adam_steps": self._trainer.store_moments()})
 
-    def load_own(self, saved: Saved) -> None:
+    def load_own(self, saved: TensorState) -> None:
         """Load the state of `own_state`. Raises CheckpointCorrupt."""
         _require_shapes(saved.tensors, self.own_shapes())
         num_steps = saved.facts.get("adam_steps")

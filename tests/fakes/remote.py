@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from murmur.data.remote_files import File, Part
+from murmur.data.remote_files import BlobRange, File
 from murmur.protocol.errors import ObjectMissing
 
 
@@ -21,10 +21,10 @@ class Folder:
     def __post_init__(self) -> None:
         self.blobs = {sha256(path.read_bytes()).digest(): path for path in self.folder.iterdir()}
 
-    def read(self, parts: Sequence[Part]) -> list[bytes]:
+    def read(self, parts: Sequence[BlobRange]) -> list[bytes]:
         return [self._part(part) for part in parts]
 
-    def _part(self, part: Part) -> bytes:
+    def _part(self, part: BlobRange) -> bytes:
         data = self.blobs[part.blob].read_bytes()
         assert len(data) == part.blob_bytes
         found = data[part.first : part.first + part.num_bytes]

@@ -9,8 +9,7 @@ from typing import Any
 from gauntlet.agreement import Log, Post, abstention, outcome, vote_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Expected, Gathered, fast_checks
-from gauntlet.facts import Claim, Facts, State
-from gauntlet.facts import Row as OnChain
+from gauntlet.facts import ChainWeights, Facts, State, ValidatorFacts
 from gauntlet.loss import bounded, evaluate
 from gauntlet.progress import MEASURED_VALUES, progress, shown
 from gauntlet.remembered import Remembered, compared, guides, looked_at
@@ -59,7 +58,7 @@ class Played:
     """A round: its facts, and the claim of the validator that played it."""
 
     facts: Facts
-    claim: Claim
+    claim: ValidatorFacts
     book: ScoreBook
     remembered: Mapping[Remembered, bytes]
 
@@ -155,8 +154,8 @@ def play(
         block + 50,
         state,
     )
-    row = OnChain(block + 1, chain_weights, {})
-    claim = Claim(VALIDATOR, report, {}, earlier, None, history, measured, peers, row, earlier)
+    row = ChainWeights(block + 1, chain_weights, {})
+    claim = ValidatorFacts(VALIDATOR, report, {}, earlier, None, history, measured, peers, row, earlier)
     claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
     return Played(facts, claim, after, checked.remember)
 

@@ -23,12 +23,12 @@ from gauntlet.account import (
 )
 from gauntlet.average import Average, error
 from gauntlet.book import PRESENCE_DECAY, PeerRecord, eligible
-from gauntlet.report import Row
+from gauntlet.report import ReportRow
 from murmur.protocol.types import Reason, Standing, Uid
 from tests.gauntlet.world import SPEC
 
 RULES = SPEC.gauntlet
-CONTRIBUTES = Row(Uid(1), weight=0.788, contributing=True)
+CONTRIBUTES = ReportRow(Uid(1), weight=0.788, contributing=True)
 
 
 def record(evaluations: int, gap: float, score: float = 0.1) -> PeerRecord:
@@ -41,9 +41,9 @@ def record(evaluations: int, gap: float, score: float = 0.1) -> PeerRecord:
 def test_every_outcome_has_an_advice() -> None:
     assert ADVICE.keys() == {*Reason, *Standing}
     for reason in Reason:
-        assert advice(Row(Uid(1), rejected=reason), None, RULES) == ADVICE[reason]
-    assert advice(Row(Uid(1)), None, RULES) == NOT_JUDGED
-    assert outcome(Row(Uid(1)), None, RULES) == "not judged"
+        assert advice(ReportRow(Uid(1), rejected=reason), None, RULES) == ADVICE[reason]
+    assert advice(ReportRow(Uid(1)), None, RULES) == NOT_JUDGED
+    assert outcome(ReportRow(Uid(1)), None, RULES) == "not judged"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gauntlet.agreement import Post, abstention, named, vote_for
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
 from gauntlet.average import Average
-from gauntlet.facts import Row as OnChain
+from gauntlet.facts import ChainWeights
 from gauntlet.observed import Unobserved
 from gauntlet.remembered import Remembered
 from gauntlet.report import Report, parse_report
@@ -143,14 +143,14 @@ def test_weights_that_were_not_revealed_prove_nothing_and_others_than_stated_do(
     one = played()[ROUND]
     set_in = one.claim.report.paid.set_in
     assert set_in is not None
-    assert isinstance(one.claim.row, OnChain)
+    assert isinstance(one.claim.row, ChainWeights)
     now, other = one.claim.row.now, {Uid(5): 65535}  # which never commits
-    assert of_weights(one, row=OnChain(set_in + 99, now, other)) == []
-    assert of_weights(one, row=OnChain(set_in + 99, other, other)) == [Verdict.UNCHECKED]
+    assert of_weights(one, row=ChainWeights(set_in + 99, now, other)) == []
+    assert of_weights(one, row=ChainWeights(set_in + 99, other, other)) == [Verdict.UNCHECKED]
     assert of_weights(one, row="not revealed yet") == [Verdict.UNCHECKED]
-    assert Verdict.DIFFERS in of_weights(one, row=OnChain(set_in + 99, other, now))
+    assert Verdict.DIFFERS in of_weights(one, row=ChainWeights(set_in + 99, other, now))
     # Where the chain takes weights openly, a set that changed nothing was none.
-    assert Verdict.DIFFERS in of_weights(one, row=OnChain(set_in, other, other))
+    assert Verdict.DIFFERS in of_weights(one, row=ChainWeights(set_in, other, other))
 
 
 def test_a_round_in_which_the_chain_would_take_no_weights_yet_is_not_held_against_anybody() -> None:

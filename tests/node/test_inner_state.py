@@ -13,7 +13,7 @@ import torch
 from murmur.node.state.inner_state import InnerState
 from murmur.protocol.errors import CheckpointCorrupt
 from murmur.training import checkpoint
-from murmur.training.checkpoint import Saved
+from murmur.training.checkpoint import TensorState
 from storage.realtime import REAL
 
 SHAPES = {"error/w": (1000,), "adam.first/w": (1000,)}
@@ -26,13 +26,13 @@ class Carrier:
         self.tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self.taken: float | None = None
 
-    def own_state(self) -> Saved:
-        return Saved(self.tensors, {"adam_steps": 1})
+    def own_state(self) -> TensorState:
+        return TensorState(self.tensors, {"adam_steps": 1})
 
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         return SHAPES
 
-    def load_own(self, saved: Saved) -> None:
+    def load_own(self, saved: TensorState) -> None:
         values = torch.cat([tensor.reshape(-1) for tensor in saved.tensors.values()]).unique()
         assert len(values) == 1
         self.taken = float(values)

@@ -15,7 +15,7 @@ from murmur.protocol.errors import InvalidSubmission
 from murmur.protocol.layout import Layout
 from murmur.protocol.messages import Envelope, Reveal
 from murmur.protocol.types import Digest, Peer, PeerId, Slot, Uid
-from storage.exchange import Fault
+from storage.exchange import FetchFault
 from tests.fakes.bucket import FakeStore
 
 RUN = Digest(bytes(32))
@@ -83,7 +83,7 @@ def test_a_key_that_was_read_is_there_when_its_owner_has_left(life: Life, tmp_pa
     pinned = [(named(0), sealed)]
     found = fetch_keys(RUN, ROUND, pinned, Sources((), store.open), 1.0, tmp_path, life)
     assert found[named(0)] == reveal(0)
-    assert isinstance(fetch_keys(RUN, ROUND, pinned, Sources((), store.open), 1.0, None, life)[named(0)], Fault)
+    assert isinstance(fetch_keys(RUN, ROUND, pinned, Sources((), store.open), 1.0, None, life)[named(0)], FetchFault)
 
 
 def test_pinned_bytes_that_are_no_envelope_are_nobodys_update() -> None:

@@ -17,7 +17,7 @@ from murmur.node.state.saved import Payload, Step
 from murmur.protocol.errors import ConfigError
 from murmur.training import checkpoint
 from murmur.training.replica import Replica, genesis_theta
-from storage.exchange import Fault
+from storage.exchange import FetchFault
 from storage.realtime import RealTime
 from tests.node.played_rounds import (
     FIRST,
@@ -181,7 +181,7 @@ def test_a_download_counts_whoever_has_left_and_whichever_bucket_it_came_from(tm
     lost = [
         peer
         for peer, data in fetch_pinned(SPEC, RUN, 0, pairs, nobody, 1.0, held.cache).items()
-        if isinstance(data, Fault)
+        if isinstance(data, FetchFault)
     ]
     assert len(lost) == 1
     stop(held)

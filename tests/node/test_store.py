@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
 
 
 def state_files(store: StateStore, value: float) -> Digest:
-    return checkpoint.save(store.snapshot, checkpoint.Saved({"w": torch.full((3,), value)}, {"value": value}))
+    return checkpoint.save(store.snapshot, checkpoint.TensorState({"w": torch.full((3,), value)}, {"value": value}))
 
 
 def full(store: StateStore, round: int) -> Saved:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from murmur.cli.doctor import slow_checks
-from murmur.node.doctor.finding import Advice, Fault
+from murmur.node.doctor.finding import Advice, FailedCheck
 from murmur.plan import measure, presets, training_speed
 from murmur.plan.measure import Measured
 from murmur.plan.rates import Rate, Rates
@@ -140,7 +140,7 @@ def test_threads_that_wait_for_each_other_are_told_and_no_fault(case: Callable[.
 
 
 def test_a_machine_that_is_too_slow_at_its_best_is_a_fault(case: Callable[..., Any]) -> None:
-    with pytest.raises(Fault, match="inner steps"):
+    with pytest.raises(FailedCheck, match="inner steps"):
         slow_checks.pace(case(5.0, 4.0))
 
 
@@ -148,6 +148,6 @@ def test_torch_is_measured_with_a_nodes_threads_alone(monkeypatch: pytest.Monkey
     """OMP_NUM_THREADS=1 leaves a node one, whatever the machine has."""
     monkeypatch.setattr(measure, "SAMPLE_BYTES", 1 << 20)
     counts: list[int] = []
-    machine = measure._Machine(64, 1, lambda told: None, tmp_path)
+    machine = measure._Host(64, 1, lambda told: None, tmp_path)
     machine._torch(1, lambda: counts.append(torch.get_num_threads()))
     assert set(counts) == {1}

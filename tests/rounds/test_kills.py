@@ -14,7 +14,7 @@ import torch
 from loguru import logger
 
 from murmur.lab.simulation.clock import Killed
-from murmur.lab.simulation.network import Member, Network
+from murmur.lab.simulation.network import Network, SimulatedNode
 
 KILLS = 50
 CHANGES = 12
@@ -26,7 +26,7 @@ class Executioner:
     """Kills a member at the n-th change of its home from now on, in the middle of whatever it does."""
 
     def __init__(self) -> None:
-        self.victim: Member | None = None
+        self.victim: SimulatedNode | None = None
         self.left = 0
         self.killed_at: list[str] = []
         sys.addaudithook(self._see)
@@ -70,7 +70,7 @@ def test_killed_at_fifty_random_moments_everybody_reaches_the_networks_digest(ne
     thetas: dict[int, set[str]] = {}
     voids: list[int] = []
 
-    def told(member: Member, event: str, round: int, fields: dict[str, Any]) -> None:
+    def told(member: SimulatedNode, event: str, round: int, fields: dict[str, Any]) -> None:
         if event == "applied":
             thetas.setdefault(round, set()).add(fields["theta"])
             voids.extend([round] * fields["void"])

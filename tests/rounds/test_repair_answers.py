@@ -10,7 +10,7 @@ import pytest
 import torch
 from loguru import logger
 
-from murmur.lab.simulation.network import Member, Network, Programs
+from murmur.lab.simulation.network import Network, Programs, SimulatedNode
 from murmur.lab.simulation.signer import hash_verify
 from murmur.lab.simulation.store import Call
 from murmur.node.node import Node
@@ -73,7 +73,7 @@ def answers(network: Network, name: str) -> RepairAnswers:
     return program.answers
 
 
-def follows(network: Network, member: Member) -> bool:
+def follows(network: Network, member: SimulatedNode) -> bool:
     """Whether it stands where all others do."""
     both = [one.program for one in (member, network.members["miner-2"]) if one.up and one.program is not None]
     return len(both) == 2 and member.round >= 0 and len({program.node.state.ref for program in both}) == 1
@@ -84,20 +84,22 @@ def end_of(network: Network, round: int) -> None:
     until(network, lambda: network.world.final >= network.run.clock.vote_deadline(round))
 
 
-def newcomer(network: Network) -> Member:
+def newcomer(network: Network) -> SimulatedNode:
     member = network.add("miner-4", validates=False, stake=0)
     network.clock.run(network.clock.now + 60.0)
     return member
 
 
-def one_that_was_away(network: Network) -> Member:
+def one_that_was_away(network: Network) -> SimulatedNode:
     member = network.members["validator-3"]
     network.kill(member)
     return member
 
 
 @pytest.mark.parametrize("who", [newcomer, one_that_was_away])
-def test_what_no_validator_has_comes_from_a_miners_disk(networks: Made, who: Callable[[Network], Member]) -> None:
+def test_what_no_validator_has_comes_from_a_miners_disk(
+    networks: Made, who: Callable[[Network], SimulatedNode]
+) -> None:
     network = networks()
     network.begin()
     until(network, lambda: network.members["miner-2"].round >= 2)

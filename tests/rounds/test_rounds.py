@@ -19,7 +19,7 @@ from murmur.protocol.run import Amendment
 from murmur.protocol.types import PeerId, hotkey
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
-from murmur.training.checkpoint import Saved
+from murmur.training.checkpoint import TensorState
 from sparseloco.update import Update
 from tests.fakes.bucket import Faults
 from tests.fakes.chain import fake_verify
@@ -100,7 +100,7 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     assert not [secret for secret in secrets if secret in told]
 
 
-def copied(saved: Saved) -> Saved:
+def copied(saved: TensorState) -> TensorState:
     return replace(saved, tensors={name: tensor.clone() for name, tensor in saved.tensors.items()})
 
 

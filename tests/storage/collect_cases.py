@@ -8,7 +8,7 @@ from hashlib import sha256
 from murmur.protocol.ports import Time
 from murmur.protocol.types import PeerId
 from storage.collect import Collection
-from storage.exchange import Data, Fault, Source, Wanted
+from storage.exchange import Data, FetchFault, Source, Wanted
 from storage.realtime import REAL
 from storage.s3 import RangedBucket
 from tests.fakes.bucket import FakeStore
@@ -47,7 +47,7 @@ def put(store: FakeStore, name: str, data: bytes) -> None:
 
 def gather_until(
     num_found: int, wanted: list[Wanted], *, seconds_left: float, max_threads: int
-) -> Mapping[PeerId, Data | Fault]:
+) -> Mapping[PeerId, Data | FetchFault]:
     """Collect in real time with the end always so far away, until so many are there: a slow machine has more turns."""
     collection: Collection
     cap = time.monotonic() + CAP

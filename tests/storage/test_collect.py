@@ -17,7 +17,7 @@ from murmur.lab.simulation.clock import Life
 from murmur.protocol.errors import ConfigError, ObjectMissing, StorageError
 from murmur.protocol.types import PeerId, Pointer
 from storage.collect import Collection, first, gather
-from storage.exchange import Data, Fault, Source, Wanted
+from storage.exchange import Data, FetchFault, Source, Wanted
 from storage.s3 import RangedBucket, open_bucket, open_pointer
 from tests.fakes.bucket import FakeBucket, FakeStore, Faults
 from tests.storage.collect_cases import CAP, NEVER, SIZE, body, gather_until, is_exactly, peer, put, stored, window
@@ -64,7 +64,7 @@ def test_each_fault_has_its_kind_and_touches_no_other_peer() -> None:
     store.faults["m4"] = Faults(down=True)
     store.faults["m5"] = Faults(denied=True)
     found = gather([stored(store, n, f"m{n}") for n in range(7)], timeout_seconds=CAP, max_threads=3)
-    kinds = [fault.kind if isinstance(fault, Fault) else "ok" for fault in (found[peer(n)] for n in range(7))]
+    kinds = [fault.kind if isinstance(fault, FetchFault) else "ok" for fault in (found[peer(n)] for n in range(7))]
     assert kinds == ["ok", "missing", "wrong_size", "mismatch", "unavailable", "unavailable", "ok"]
 
 
@@ -106,7 +106,7 @@ def test_a_bucket_that_ignores_its_time_out_cannot_delay_the_return(life: Life) 
     wanted = [Wanted(peer(0), (Source(lambda: hung, "k"),), SIZE, bool), stored(store, 1, "good")]
     found = gather(wanted, timeout_seconds=0.5, max_threads=2, time=life)
     assert life.now() == 0.5
-    assert found == {peer(0): Fault("unavailable", "no answer in time"), peer(1): body(1)}
+    assert found == {peer(0): FetchFault("unavailable", "no answer in time"), peer(1): body(1)}
 
 
 def test_a_trickling_server_delays_nobody_over_real_http() -> None:
@@ -132,7 +132,7 @@ def test_a_trickling_server_delays_nobody_over_real_http() -> None:
         found = gather_until(1, items, seconds_left=1.0, max_threads=1)
         assert slow.requests, "it was never asked: this shows nothing"
     assert found[peer(1)] == body(1)
-    assert isinstance(found[peer(0)], Fault)
+    assert isinstance(found[peer(0)], FetchFault)
 
 
 def test_any_source_repairs_what_another_lacks(life: Life) -> None:
@@ -152,7 +152,7 @@ def test_the_fault_that_is_told_is_the_owners() -> None:
     store = FakeStore()
     put(store, "short", b"x")
     found = gather([stored(store, 1, "short", "empty")], timeout_seconds=CAP, max_threads=1)[peer(1)]
-    assert isinstance(found, Fault)
+    assert isinstance(found, FetchFault)
     assert found.kind == "wrong_size"
 
 
@@ -176,7 +176,7 @@ def test_a_bucket_that_answers_each_reader_differently_gives_the_committed_bytes
     put(store, "mirror", body(1))
     for reader in ("leader", "follower", "late"):
         alone = gather([stored(store, 1, "m1", reader=reader)], timeout_seconds=CAP, max_threads=1)[peer(1)]
-        assert alone == body(1) if reader == "leader" else isinstance(alone, Fault)
+        assert alone == body(1) if reader == "leader" else isinstance(alone, FetchFault)
         wanted = [stored(store, 1, "m1", "mirror", reader=reader)]
         assert gather(wanted, timeout_seconds=CAP, max_threads=1)[peer(1)] == body(1)
 
@@ -193,7 +193,7 @@ def test_a_pointer_that_may_not_be_followed_is_that_peers_fault() -> None:
         raise ConfigError("the pointer's endpoint leads to an address that is not public")
 
     found = gather([Wanted(peer(1), (Source(refused, "k"),), SIZE, bool)], timeout_seconds=CAP, max_threads=1)
-    assert isinstance(found[peer(1)], Fault)
+    assert isinstance(found[peer(1)], FetchFault)
 
 
 def test_a_bug_of_ours_is_raised_and_not_blamed_on_a_peer() -> None:
@@ -250,7 +250,7 @@ def test_many_mirrors_do_not_use_up_the_owners_time(life: Life) -> None:
         max_threads=1,
         time=life,
     )
-    assert found == {peer(0): Fault("unavailable", "get: broken")}
+    assert found == {peer(0): FetchFault("unavailable", "get: broken")}
     assert len(asked) == 64
     assert asked[0] == 2.0
 
@@ -307,7 +307,7 @@ def test_two_hundred_hostile_hotkeys_keep_no_honest_key_from_us(kinds: tuple[str
     Server.inside = Server.most_inside = 0
     found = Collection(wanted, seconds_left=seconds_left, max_threads=128, lasting=True, time=life).run()
     assert [found[item.peer] for item in wanted[200:]] == [bytes(SIZE)] * 20
-    assert all(isinstance(found[item.peer], Fault) for item in wanted[:200])
+    assert all(isinstance(found[item.peer], FetchFault) for item in wanted[:200])
     assert Server.most_inside <= 128
 
 
@@ -333,7 +333,7 @@ def test_the_end_is_when_the_chain_says_so_and_nobody_is_waited_for(life: Life) 
     )
     found = collection.run()
     assert 0 <= life.now() - ends <= 0.5
-    assert found == {wanted[0].peer: Fault("unavailable", "no answer in time"), wanted[1].peer: bytes(SIZE)}
+    assert found == {wanted[0].peer: FetchFault("unavailable", "no answer in time"), wanted[1].peer: bytes(SIZE)}
     assert collection.found() == {}, "what is left behind would keep it in memory"
 
 
@@ -346,7 +346,7 @@ def test_it_ends_when_all_is_there(life: Life) -> None:
     found = Collection([item, refused, homeless], seconds_left=lambda: 60, max_threads=4, lasting=True, time=life).run()
     assert life.now() - began == pytest.approx(0.05)
     assert found[item.peer] == bytes(SIZE)
-    assert sorted(fault.kind for fault in found.values() if isinstance(fault, Fault)) == ["missing", "refused"]
+    assert sorted(fault.kind for fault in found.values() if isinstance(fault, FetchFault)) == ["missing", "refused"]
 
 
 def test_a_refused_pointer_is_looked_at_once(life: Life) -> None:
@@ -393,7 +393,7 @@ def test_whose_turn_never_came_is_not_blamed(life: Life) -> None:
     servers = [Server(life, b"", latency=6, deaf=True), Server(life, bytes(SIZE), latency=0)]
     wanted = [wanted_from(n, partial(itself, bucket)) for n, bucket in enumerate(servers)]
     found = Collection(wanted, seconds_left=window(life, 3), max_threads=1, time=life).run()
-    assert [fault.kind for fault in found.values() if isinstance(fault, Fault)] == ["left_out", "unavailable"]
+    assert [fault.kind for fault in found.values() if isinstance(fault, FetchFault)] == ["left_out", "unavailable"]
     assert not servers[1].asked
 
 
@@ -416,6 +416,6 @@ def test_what_has_no_room_on_the_disk_is_left_out_from_the_end_and_blames_nobody
     found = Collection(wanted, seconds_left=lambda: CAP, max_threads=2, cache=tmp_path, room=2 * SIZE + 1).run()
     assert lie_there[peer(3)] == found[peer(3)] == body(3)
     assert [found[peer(n)] for n in range(2)] == [body(0), body(1)]
-    assert isinstance(fault := found[peer(2)], Fault)
+    assert isinstance(fault := found[peer(2)], FetchFault)
     assert fault.kind == "left_out"
     assert ("m2", "get", "k") not in store.log

@@ -5,7 +5,7 @@ import pytest
 from murmur.lab.localnet.store import StoreReady
 from murmur.protocol.types import PeerId
 from storage.collect import gather
-from storage.exchange import Fault, Source, Wanted
+from storage.exchange import FetchFault, Source, Wanted
 from storage.s3 import RangedBucket, open_bucket
 from tests.fakes.bucket import FakeStore
 
@@ -24,7 +24,7 @@ def bucket(request: pytest.FixtureRequest) -> RangedBucket:
 
 
 def part(bucket: RangedBucket, first: int, num_bytes: int, size: int = len(DATA), key: str = KEY) -> object:
-    told: list[tuple[int, Fault]] = []
+    told: list[tuple[int, FetchFault]] = []
     wanted = Wanted(
         ME,
         (Source(lambda: bucket, key),),
@@ -34,8 +34,8 @@ def part(bucket: RangedBucket, first: int, num_bytes: int, size: int = len(DATA)
         failed=lambda index, fault: told.append((index, fault)),
     )
     found = gather([wanted], timeout_seconds=10, max_threads=1)[ME]
-    assert told == ([(0, found)] if isinstance(found, Fault) else [])
-    return found.kind if isinstance(found, Fault) else found
+    assert told == ([(0, found)] if isinstance(found, FetchFault) else [])
+    return found.kind if isinstance(found, FetchFault) else found
 
 
 def test_a_part_is_what_stands_there(bucket: RangedBucket) -> None:

@@ -15,7 +15,7 @@ from murmur.lab.simulation.clock import Life
 from murmur.protocol.errors import ObjectMissing, StorageError
 from storage import resume
 from storage.collect import Collection, gather
-from storage.exchange import Fault, Source, Wanted, cached
+from storage.exchange import FetchFault, Source, Wanted, cached
 from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
 from tests.storage.collect_cases import CAP, LARGE, PART_BYTES, SIZE, body, large, peer, put, stored, window
 
@@ -69,7 +69,7 @@ def test_what_was_not_accepted_is_not_left_in_the_cache(tmp_path: Path) -> None:
     put(store, "m2", b"x" * SIZE)
     wanted = [large(store, "m1", data=bytes(len(LARGE))), stored(store, 2, "m2")]
     found = gather(wanted, timeout_seconds=CAP, max_threads=2, cache=tmp_path)
-    assert {fault.kind for fault in found.values() if isinstance(fault, Fault)} == {"mismatch"}
+    assert {fault.kind for fault in found.values() if isinstance(fault, FetchFault)} == {"mismatch"}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,7 +236,7 @@ def test_a_disk_that_takes_nothing_leaves_out_what_must_not_be_held_in_memory(tm
     found = Collection([item], seconds_left=lambda: CAP, max_threads=1, cache=tmp_path / "full", room=1 << 30).run()[
         peer(1)
     ]
-    assert isinstance(found, Fault)
+    assert isinstance(found, FetchFault)
     assert found.kind == "left_out"
 
 

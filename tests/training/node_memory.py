@@ -68,7 +68,7 @@ def miner(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     replica = Replica(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
     inner, context = spec.inner, spec.model.context
     tokens = torch.randint(0, spec.model.vocabulary, (inner.steps * inner.sequences, context + 1))
-    replica.load_consensus(checkpoint.Saved(genesis_theta(spec.model, 0), replica.consensus_state().facts))
+    replica.load_consensus(checkpoint.TensorState(genesis_theta(spec.model, 0), replica.consensus_state().facts))
     update = None
     for _ in range(2):  # the second round is as all that follow
         replica.inner_round(tokens)

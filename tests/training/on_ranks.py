@@ -25,7 +25,7 @@ from torch.distributed import TCPStore
 
 from murmur.protocol.cluster import build_cluster
 from murmur.protocol.types import Digest, PeerId
-from murmur.training.checkpoint import Saved
+from murmur.training.checkpoint import TensorState
 from murmur.training.parallel import Ranks, run
 from murmur.training.replica import ERROR, Replica, genesis_theta
 from murmur.training.trainer import Trainer
@@ -74,7 +74,7 @@ def play(ranks: Ranks) -> dict[str, Any]:
     own = replica.own_shapes()
     saved = {name: torch.rand(shape, generator=torch.Generator().manual_seed(len(name))) for name, shape in own.items()}
     saved |= {ERROR + name: error for name, error in drawn(2, 1e-3).items()}
-    replica.load_own(Saved(saved, {"adam_steps": 7}))
+    replica.load_own(TensorState(saved, {"adam_steps": 7}))
     back = replica.own_state()
     found["own"] = [bits(back.tensors) == bits(saved), back.facts["adam_steps"]]
 
@@ -117,7 +117,7 @@ def play(ranks: Ranks) -> dict[str, Any]:
         tokens(5, 15), on_step=lambda step, loss: done.append(step), stopped=lambda: len(done) == 2
     )
     found["stopped"] = len(stopped.losses)
-    replica.load_own(Saved(saved, {"adam_steps": 7}))
+    replica.load_own(TensorState(saved, {"adam_steps": 7}))
     found["trained"] = replica.inner_round(tokens(5, 15)).losses
     found["after"] = replica.losses(tokens(4, 3))
     found["finite"] = len(replica.compress().records)
@@ -149,7 +149,7 @@ def trained_by_muon(ranks: Ranks) -> dict[str, Any]:
     replica.inner_round(tokens(5, 15))
     own = replica.own_state()
     kept = {name: tensor.clone() for name, tensor in own.tensors.items()}
-    replica.load_own(Saved(kept, own.facts))
+    replica.load_own(TensorState(kept, own.facts))
     return {
         "own of muon": [bits(replica.own_state().tensors) == bits(kept), own.facts["adam_steps"]],
         "trained by muon": replica.inner_round(tokens(6, 15)).losses,

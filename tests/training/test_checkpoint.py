@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.types import Digest
 from murmur.training import checkpoint
-from murmur.training.checkpoint import Saved, blobs, load, load_tensors, manifest_path, save, tensors_path
+from murmur.training.checkpoint import TensorState, blobs, load, load_tensors, manifest_path, save, tensors_path
 
 TENSORS = {
     "b": torch.tensor([[1.5, -0.0, 3.0], [float("inf"), 1e-45, -2.0]]),
@@ -58,7 +58,7 @@ def read(data: bytes, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_tensors_come_back_bit_for_bit_and_the_library_reads_the_same(tmp_path: Path) -> None:
-    digest = save(tmp_path, Saved(TENSORS, {}))
+    digest = save(tmp_path, TensorState(TENSORS, {}))
     (file, path), (manifest, _) = blobs(tmp_path, digest)
     assert file == sha256(path.read_bytes()).digest()
     assert manifest == digest
@@ -68,7 +68,7 @@ def test_tensors_come_back_bit_for_bit_and_the_library_reads_the_same(tmp_path: 
 
 
 def test_what_is_loaded_can_be_written_to_and_outlives_its_file(tmp_path: Path) -> None:
-    digest = save(tmp_path, Saved(TENSORS, {}))
+    digest = save(tmp_path, TensorState(TENSORS, {}))
     (_, path), _ = blobs(tmp_path, digest)
     before = path.read_bytes()
     tensors = load(tmp_path, digest, SHAPES).tensors
@@ -82,20 +82,20 @@ def test_what_is_loaded_can_be_written_to_and_outlives_its_file(tmp_path: Path) 
 def test_the_same_tensors_give_the_same_bytes_in_any_order_and_layout_on_any_number_of_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    digest = save(tmp_path, Saved(TENSORS, {}))
+    digest = save(tmp_path, TensorState(TENSORS, {}))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     scattered = {name: torch.stack([tensor, tensor], -1)[..., 0] for name, tensor in reversed(TENSORS.items())}
-    assert save(tmp_path, Saved(scattered, {})) == digest
+    assert save(tmp_path, TensorState(scattered, {})) == digest
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 24)
-    several = save(tmp_path, Saved(scattered, {}))
+    several = save(tmp_path, TensorState(scattered, {}))
     assert same(dict(load(tmp_path, several, SHAPES).tensors), TENSORS)
 
 
 def test_saving_copies_nothing_of_the_model(tmp_path: Path) -> None:
     model = {f"layers.{number}": torch.full((1 << 20,), float(number)) for number in range(8)}
-    save(tmp_path, Saved({"a": torch.zeros(1)}, {}))
+    save(tmp_path, TensorState({"a": torch.zeros(1)}, {}))
     tracemalloc.start()
-    digest = save(tmp_path, Saved(model, {}))
+    digest = save(tmp_path, TensorState(model, {}))
     found = load(tmp_path, digest, dict.fromkeys(model, (1 << 20,)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -199,17 +199,17 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
 def test_a_saved_state_comes_back_from_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 24)
     facts = {"rounds": 3, "averages": ["0x1.8p-3"]}
-    digest = save(tmp_path, Saved(TENSORS, facts))
+    digest = save(tmp_path, TensorState(TENSORS, facts))
     assert len(blobs(tmp_path, digest)) == 4
     found = load(tmp_path, digest, SHAPES)
     assert same(dict(found.tensors), TENSORS)
     assert found.facts == facts
-    assert save(tmp_path, Saved(dict(reversed(TENSORS.items())), facts)) == digest
+    assert save(tmp_path, TensorState(dict(reversed(TENSORS.items())), facts)) == digest
 
 
 def test_missing_files_are_fetched_by_digest_and_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 24)
-    digest = save(tmp_path / "there", Saved(TENSORS, {}))
+    digest = save(tmp_path / "there", TensorState(TENSORS, {}))
     theirs = dict(blobs(tmp_path / "there", digest))
     asked: list[Digest] = []
 
@@ -226,7 +226,7 @@ def test_missing_files_are_fetched_by_digest_and_cap(tmp_path: Path, monkeypatch
 
 
 def test_fetched_garbage_is_corrupt(tmp_path: Path) -> None:
-    digest = save(tmp_path / "there", Saved(TENSORS, {}))
+    digest = save(tmp_path / "there", TensorState(TENSORS, {}))
 
     def garbage(_: Digest, max_bytes: int, path: Path) -> None:
         path.write_bytes(b"x" * min(max_bytes, 100))
@@ -267,7 +267,7 @@ def test_a_hostile_manifest_is_corrupt(manifest: bytes, tmp_path: Path) -> None:
 
 
 def test_a_changed_file_or_manifest_is_corrupt(tmp_path: Path) -> None:
-    digest = save(tmp_path, Saved(TENSORS, {}))
+    digest = save(tmp_path, TensorState(TENSORS, {}))
     (file, path), _ = blobs(tmp_path, digest)
     assert path == tensors_path(tmp_path, file)
     data = bytearray(path.read_bytes())
@@ -282,5 +282,5 @@ def test_a_changed_file_or_manifest_is_corrupt(tmp_path: Path) -> None:
 
 def test_only_fp32_is_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="fp32"):
-        save(tmp_path, Saved({"a": torch.zeros(3, dtype=torch.float64)}, {}))
+        save(tmp_path, TensorState({"a": torch.zeros(3, dtype=torch.float64)}, {}))
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from murmur.protocol.cluster import ClusterSpec, build_cluster
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.spec import Exchange, RunSpec
-from murmur.training.checkpoint import Saved, load, save
+from murmur.training.checkpoint import TensorState, load, save
 from murmur.training.genesis import genesis_state
 from murmur.training.memory import disk_parts, host_moments
 from murmur.training.replica import ERROR, VELOCITY, Replica, genesis_theta
@@ -126,7 +126,7 @@ def test_a_joiner_has_momentum_from_the_checkpoint_and_goes_on_the_same(
     step(replica, update)
     step(joiner, update)
     assert joiner.digest() == replica.digest()
-    joiner.load_consensus(Saved(theta, Replica(spec, theta).consensus_state().facts))
+    joiner.load_consensus(TensorState(theta, Replica(spec, theta).consensus_state().facts))
     assert joiner.digest() == Replica(spec, theta).digest()  # back at the beginning, without momentum
 
 
@@ -135,13 +135,13 @@ def test_a_state_with_half_its_momentum_or_one_too_much_is_refused(
 ) -> None:
     play(replica, data, 1)
     state = replica.consensus_state()
-    without = Saved(theta, state.facts)
+    without = TensorState(theta, state.facts)
     with pytest.raises(CheckpointCorrupt, match="other tensors"):
         Replica(spec, theta).load_consensus(without)
     plain = cluster_spec(run_spec, momentum=0.0)
     digest, half = save(tmp_path, state), dict(state.tensors)
     half.pop(VELOCITY + "norm.weight")
-    for name, shapes in ((digest, {}), (save(tmp_path, Saved(half, state.facts)), replica.velocity_shapes())):
+    for name, shapes in ((digest, {}), (save(tmp_path, TensorState(half, state.facts)), replica.velocity_shapes())):
         with pytest.raises(CheckpointCorrupt, match="does not hold"):
             load(tmp_path, name, plain.model.shapes(), also=shapes)
 

@@ -11,7 +11,7 @@ from murmur.data.shards import Shards
 from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, Page, PeerId
-from murmur.training.checkpoint import Saved, load, save
+from murmur.training.checkpoint import TensorState, load, save
 from murmur.training.evaluate import held_out_loss, held_out_sequences
 from murmur.training.loader import sequences
 from murmur.training.replica import Replica, genesis_theta, parse_outer
@@ -235,11 +235,11 @@ def test_loading_a_state_of_another_model_is_refused(replica: Replica) -> None:
         {**state.tensors, "extra": torch.zeros(1)},
     ):
         with pytest.raises(CheckpointCorrupt):
-            replica.load_consensus(Saved(tensors, state.facts))
+            replica.load_consensus(TensorState(tensors, state.facts))
     own = replica.own_state()
     for facts in ({}, {"adam_steps": -1}, {"adam_steps": "3"}, {"adam_steps": True}):
         with pytest.raises(CheckpointCorrupt):
-            replica.load_own(Saved(own.tensors, facts))
+            replica.load_own(TensorState(own.tensors, facts))
     assert replica.digest() == digest
 
 

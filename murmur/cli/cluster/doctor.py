@@ -27,7 +27,7 @@ from murmur.cluster.group_keys import Group, Token, parse_token, read_token
 from murmur.cluster.ledger import CALL_SECONDS, Ledger, UnreadableRecord
 from murmur.node.config.settings import ClusterConfig, flags_in, load_part
 from murmur.node.doctor import machine
-from murmur.node.doctor.finding import Advice, Check, Examined, Fault, Finding, Status
+from murmur.node.doctor.finding import Advice, Check, Examined, FailedCheck, Finding, Status
 from murmur.node.program import process
 from murmur.plan.cluster import refusals
 from murmur.plan.machine import tell
@@ -114,7 +114,7 @@ def run(member: ExaminedMember) -> str | Advice:
     """Check that the run exists, belongs to this token's group, and is supported by this release."""
     member.spec = find_spec(member.bucket, member.token.run_id)
     if wrong_group(member.bucket, member.token.run_id, member.ledger.group):
-        raise Fault(another_group(member.token.run_id), OWN_GROUP)
+        raise FailedCheck(another_group(member.token.run_id), OWN_GROUP)
     rounds, lost = member.ledger.rounds(), ""
     try:
         record = member.ledger.record(rounds - 1) if rounds else None
@@ -123,7 +123,7 @@ def run(member: ExaminedMember) -> str | Advice:
     except (UnreadableRecord, AmendmentLost) as fault:
         lost = str(fault)
     except ConfigError as fault:
-        raise Fault(str(fault), "update this release") from None
+        raise FailedCheck(str(fault), "update this release") from None
     member.tell("which members live")
     others = living(member.ledger, member.spec.cluster)[1] - {member.me}
     member.members = len(others) + 1
@@ -134,7 +134,7 @@ def run(member: ExaminedMember) -> str | Advice:
 def once(member: ExaminedMember) -> str:
     """Check that the store can decide rounds: it creates an object only where there is none."""
     if not creates_once(member.own, timeout_seconds=STORE_SECONDS):
-        raise Fault(CREATES_NOT_ONCE, STORE_FIX)
+        raise FailedCheck(CREATES_NOT_ONCE, STORE_FIX)
     return "when several members create one object, one wins and the others learn it (If-None-Match: *)"
 
 
@@ -162,7 +162,7 @@ def pace(member: ExaminedMember) -> str | Advice:
     measured = measure(plan, NOTHING_GIVEN, member.tell, home=member.home)
     plan, tried = measured.plan, tried_words(measured)
     if found := refusals(plan):
-        raise Fault("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
+        raise FailedCheck("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
     said = (
         f"among {member.members} members with this machine a round takes {duration(plan.round_seconds)}, of which "
         f"{plan.utilization:.0%} is compute; {tried}"

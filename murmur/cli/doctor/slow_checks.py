@@ -10,7 +10,7 @@ import torch
 
 from murmur.node.doctor.bucket import ENDPOINT, POINTER_FIX
 from murmur.node.doctor.examined_node import ExaminedNode
-from murmur.node.doctor.finding import Advice, Check, Fault
+from murmur.node.doctor.finding import Advice, Check, FailedCheck
 from murmur.plan.measure import Measured, Planned, measure
 from murmur.plan.network import refusals
 from murmur.plan.rates import Rate, Rates
@@ -75,7 +75,7 @@ def parts(node: Links) -> str | Advice:
 def versions(node: Links) -> str:
     """Check that a resumed download is of one version."""
     if not tells_versions_apart(node.own, node.reader, timeout_seconds=STORE_SECONDS):
-        raise Fault(
+        raise FailedCheck(
             "the store sends a new version's bytes when the old one is asked for (it ignores If-Match). A "
             "peer that resumes a download gets a mixture, and counts it as this node's fault",
             f"use another store: {ENDPOINT}",
@@ -88,11 +88,11 @@ def strangers(node: Thorough) -> str:
     pointer = node.ports.pointer
     slot = parse_slot(0, encode_slot(pointer))
     if slot.pointer != pointer:
-        raise Fault("the bucket's address changes when it is encoded for the chain", POINTER_FIX)
+        raise FailedCheck("the bucket's address changes when it is encoded for the chain", POINTER_FIX)
     try:
         node.ports.open_pointer(pointer).list("", max_keys=1, timeout_seconds=STORE_SECONDS)
     except ConfigError as fault:
-        raise Fault(f"peers would refuse this bucket: {fault}", POINTER_FIX) from None
+        raise FailedCheck(f"peers would refuse this bucket: {fault}", POINTER_FIX) from None
     return "peers can open this bucket by its address on chain"
 
 
@@ -129,7 +129,9 @@ def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
     gpus, gpu_bytes = gpus_here()
     found = fit_planned(spec, gpus, gpu_bytes, -(-spec.inner.sequences // gpus))
     if found is None:
-        raise Fault(too_big(spec, gpus, gpu_bytes), "no action is needed here; `murmur plan` shows the calculation")
+        raise FailedCheck(
+            too_big(spec, gpus, gpu_bytes), "no action is needed here; `murmur plan` shows the calculation"
+        )
     return f"{found.micro_sequences} sequences at once on each of {gpus} GPUs, {found.recompute} layers computed again"
 
 
@@ -148,7 +150,7 @@ def pace(node: Thorough) -> str | Advice:
     if found and (single := _by_one_thread(measured, node)) is not None:
         return Advice(f"{'; '.join(found)}; {tried}. In time with one thread: {tried_words(single)}", ONE_THREAD)
     if found and refusals(_quickest(measured), [node.role]):
-        raise Fault("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
+        raise FailedCheck("; ".join([*found, tried]), f"use a faster machine, store or link. {BUSY}")
     if found:
         return Advice(f"a {node.role} here is in time on an idle machine, but was late during this test; {tried}", BUSY)
     deadline, ends, by = plan.tightest(node.role)

@@ -91,7 +91,7 @@ def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ExportedRun:
     """A run on a chain or of a cluster. `data` yields its data set and a folder with the tokenizer's files."""
 
     states: Callable[[], States | ClusterStates]
@@ -99,7 +99,7 @@ class Source:
     whose: str
 
 
-def find_source(options: argparse.Namespace, source: str, netuid: str | None) -> Source:
+def find_source(options: argparse.Namespace, source: str, netuid: str | None) -> ExportedRun:
     """Open the run given by a run folder, a node's file, its owner's hotkey or a cluster's token file. Raises
     ConfigError, ChainError, StorageError."""
     path = Path(source)
@@ -109,13 +109,13 @@ def find_source(options: argparse.Namespace, source: str, netuid: str | None) ->
         return _of_cluster(parse_token(text), options)
     there = open_source(options, source, netuid)
     owner = f"the owner {hotkey(there.run.first.owner_id)}"
-    return Source(lambda: States(there.run, there.ports, tell), lambda: data_of(there, options), owner)
+    return ExportedRun(lambda: States(there.run, there.ports, tell), lambda: data_of(there, options), owner)
 
 
-def _of_cluster(token: Token, options: argparse.Namespace) -> Source:
+def _of_cluster(token: Token, options: argparse.Namespace) -> ExportedRun:
     ledger, spec = open_ledger(token)
     index = spec.data.index_digest
-    return Source(
+    return ExportedRun(
         lambda: ClusterStates(spec, ledger, tell),
         lambda: _data(index, options.data, lambda file: SharedData(ledger.bucket)),
         f"the cluster {spec.name}",

@@ -23,7 +23,7 @@ NOTHING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttackResult:
     """One attack under one policy, over all seeds.
 
     `ejection_*`: rounds until it was out for good, infinite when it was not. `share`: pay of one attacker, all its
@@ -49,7 +49,7 @@ class Row:
         return self.share <= self.allowed
 
 
-def row(attack: type[Attack], policy: str, stories: Sequence[Story]) -> Row:
+def row(attack: type[Attack], policy: str, stories: Sequence[Story]) -> AttackResult:
     """Measure one attack in runs that differ only in their seed."""
     kind = attack.kind
     ejections = [rounds for story in stories for rounds in _ejections(story, kind)]
@@ -70,7 +70,7 @@ def row(attack: type[Attack], policy: str, stories: Sequence[Story]) -> Row:
         Expected.PROPORTION: share <= allowed,
     }
     progress = fmean(story.progress for story in stories)
-    return Row(
+    return AttackResult(
         kind,
         attack.expected,
         policy,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from murmur.lab.arena.attack import Expected
-from murmur.lab.arena.measure import Row
+from murmur.lab.arena.measure import AttackResult
 from murmur.lab.arena.suite import Table
 
 HEADINGS = ("attack", "expected", "policy", "out after", "pay", "work", "progress", "verdict")
@@ -19,7 +19,7 @@ LABELS = {
 }
 
 
-def cells(table: Table, one: Row) -> tuple[str, ...]:
+def cells(table: Table, one: AttackResult) -> tuple[str, ...]:
     """Return one row as text: `out after` is the median / 90th percentile of rounds, `pay` in honest peers' pay,
     `progress` in shares of the clean run's."""
     verdict = "as expected" if one.meets else "NOT AS EXPECTED"

@@ -8,7 +8,7 @@ from typing import Any
 
 from murmur.lab.arena.attack import Attack
 from murmur.lab.arena.game import Scenario, Story, play
-from murmur.lab.arena.measure import Row, honest_excluded, row
+from murmur.lab.arena.measure import AttackResult, honest_excluded, row
 
 SAME = 0.01
 """Differences up to this, in honest peers' pay or in shares of the clean run's progress, are ignored."""
@@ -26,10 +26,10 @@ class Table:
     seeds: int
     clean: dict[str, float]
     excluded: dict[str, float]
-    rows: tuple[Row, ...]
+    rows: tuple[AttackResult, ...]
     stories: dict[tuple[str, str], list[Story]]
 
-    def notes(self, one: Row) -> str:
+    def notes(self, one: AttackResult) -> str:
         """Return in what respects our policy does worse than the published formulas; else ''."""
         other = next((o for o in self.rows if o.attack == one.attack and o.policy == "published"), None)
         if one.policy != "ours" or other is None:
@@ -43,7 +43,7 @@ class Table:
             worse.append("the published formulas meet the class")
         return "; ".join(worse)
 
-    def kept(self, one: Row) -> float:
+    def kept(self, one: AttackResult) -> float:
         """Return the progress over the clean run's under the same policy."""
         return one.progress / self.clean[one.policy]
 
@@ -127,7 +127,7 @@ def _table(
     base: Scenario,
     seeds: int,
     policies: Sequence[str],
-    rows: Sequence[Row],
+    rows: Sequence[AttackResult],
     stories: dict[tuple[str, str], list[Story]],
 ) -> Table:
     clean = {policy: _mean_progress(stories["clean", policy]) for policy in policies}

@@ -57,7 +57,7 @@ class RpcError(Exception):
         self.data = data
 
 
-class Connection:
+class Client:
     """One client: its subscriptions and its outgoing queue."""
 
     def __init__(self, websocket: ServerConnection) -> None:
@@ -90,8 +90,8 @@ class Server:
         self._state = author.state
         self._metadata = metadata
         self._ids = count(1)
-        self._heads: dict[str, Connection] = {}
-        self._finals: dict[str, Connection] = {}
+        self._heads: dict[str, Client] = {}
+        self._finals: dict[str, Client] = {}
         self._views: OrderedDict[tuple[str, str, bytes], str] = OrderedDict()
         author.on_block = lambda block: self._announce(block, self._heads, "chain_newHead")
         author.on_final = lambda block: self._announce(block, self._finals, "chain_finalizedHead")
@@ -143,7 +143,7 @@ class Server:
             due = max(due + block_seconds, time.monotonic())
 
     async def _handle(self, websocket: ServerConnection) -> None:
-        connection = Connection(websocket)
+        connection = Client(websocket)
         forwarding = asyncio.create_task(connection.forward())
         try:
             async for message in websocket:
@@ -155,7 +155,7 @@ class Server:
             forwarding.cancel()
             await asyncio.gather(forwarding, return_exceptions=True)
 
-    def _answer(self, connection: Connection, message: str | bytes) -> None:
+    def _answer(self, connection: Client, message: str | bytes) -> None:
         identity = None
         try:
             try:
@@ -168,7 +168,7 @@ class Server:
             answer = {"code": error.code, "message": error.message}
             connection.send({"id": identity, "error": answer if error.data is None else {**answer, "data": error.data}})
 
-    def _dispatch(self, connection: Connection, identity: Any, method: str, params: list[Any]) -> None:
+    def _dispatch(self, connection: Client, identity: Any, method: str, params: list[Any]) -> None:
         try:
             if method in self._methods:
                 answer = self._methods[method](*_fitting(self._methods[method], params))
@@ -280,7 +280,7 @@ class Server:
     def _submit(self, data: str) -> str:
         return _hex(self._author.submit(_bytes(data)))
 
-    def _submit_and_watch(self, connection: Connection, identity: Any, data: str) -> None:
+    def _submit_and_watch(self, connection: Client, identity: Any, data: str) -> None:
         digest = self._author.submit(_bytes(data))
         subscription = self._subscription_id()
 
@@ -297,27 +297,25 @@ class Server:
     def _subscription_id(self) -> str:
         return f"devnet-{next(self._ids)}"
 
-    def _follow_heads(self, connection: Connection, identity: Any) -> None:
+    def _follow_heads(self, connection: Client, identity: Any) -> None:
         self._follow(connection, identity, self._heads, "chain_newHead", self._state.head)
 
-    def _follow_finals(self, connection: Connection, identity: Any) -> None:
+    def _follow_finals(self, connection: Client, identity: Any) -> None:
         self._follow(connection, identity, self._finals, "chain_finalizedHead", self._author.finalized)
 
-    def _follow(
-        self, connection: Connection, identity: Any, followers: dict[str, Connection], event: str, number: int
-    ) -> None:
+    def _follow(self, connection: Client, identity: Any, followers: dict[str, Client], event: str, number: int) -> None:
         subscription = self._subscription_id()
         followers[subscription] = connection
         connection.unsubscribe[subscription] = partial(followers.__delitem__, subscription)
         connection.send({"id": identity, "result": subscription})
         self._notify(connection, event, subscription, self._state.block(number).header)  # the chain's current block
 
-    def _announce(self, block: Block, followers: dict[str, Connection], event: str) -> None:
+    def _announce(self, block: Block, followers: dict[str, Client], event: str) -> None:
         for subscription, connection in followers.items():
             self._notify(connection, event, subscription, block.header)
 
     @staticmethod
-    def _notify(connection: Connection, event: str, subscription: str, result: Any) -> None:
+    def _notify(connection: Client, event: str, subscription: str, result: Any) -> None:
         connection.send({"method": event, "params": {"subscription": subscription, "result": result}})
 
     # --- devnet_

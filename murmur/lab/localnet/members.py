@@ -21,7 +21,7 @@ COMMANDS = {"miner": "mine", "validator": "validate"}
 
 
 @dataclass(slots=True)
-class Member:
+class LocalNode:
     """One node: its wallet, its files, its fault and its number of processes."""
 
     name: str
@@ -46,7 +46,7 @@ class Member:
         return self.home / "measured.json"
 
 
-def address(member: Member) -> str:
+def address(member: LocalNode) -> str:
     """Return the member's hotkey as people see it."""
     return hotkey(member.peer)
 
@@ -65,7 +65,7 @@ def configured(
     url: str,
     store: StoreReady,
     data: Path | None,
-) -> Member:
+) -> LocalNode:
     """Write the node's configuration, as an operator would. `data`: None where the data set comes from the owner."""
     home = plan.folder / "nodes" / name
     home.mkdir(parents=True, exist_ok=True)
@@ -76,10 +76,10 @@ def configured(
         lines.append(f"data = {json.dumps(str(data))}")
     _write(config, lines + _place_of(plan, name, url, store))
     peer, linked = PeerId(bytes(wallet.hotkey.public_key)), role in plan.links
-    return Member(name, role, fault, home, config, peer, plan.ranks_of(name), linked, port)
+    return LocalNode(name, role, fault, home, config, peer, plan.ranks_of(name), linked, port)
 
 
-def tell_metrics(plan: Plan, members: Iterable[Member]) -> None:
+def tell_metrics(plan: Plan, members: Iterable[LocalNode]) -> None:
     """Write the addresses of all nodes' metrics in Prometheus' format (`file_sd_configs`)."""
     told = [{"targets": [f"{HOST}:{member.metrics_port}"], "labels": {"node": member.name}} for member in members]
     (plan.folder / "metrics.json").write_text(json.dumps(told, indent=2) + "\n")
@@ -122,13 +122,13 @@ def _owner_address(plan: Plan) -> str:
     return str(wallet.hotkey.ss58_address)
 
 
-def first_program(member: Member, draft: Path, go: Path) -> list[str]:
+def first_program(member: LocalNode, draft: Path, go: Path) -> list[str]:
     """Return python's arguments for a node's first start: a rehearsal by the spec's draft, and the program once `go`
     exists."""
     return [*_worker(member), "--draft", str(draft), "--ready", str(member.measured), "--go", str(go)]
 
 
-def program(member: Member) -> list[str]:
+def program(member: LocalNode) -> list[str]:
     """Return python's arguments for a node that finds its run on chain, without a rehearsal."""
     if member.linked:
         return _worker(member)
@@ -140,13 +140,13 @@ def program(member: Member) -> list[str]:
     return [*what, "--config", str(member.config)]
 
 
-def _worker(member: Member) -> list[str]:
+def _worker(member: LocalNode) -> list[str]:
     words = [*_module(member, "murmur.lab.localnet.worker"), member.role, "--config", str(member.config)]
     words += ["--fault", member.fault] if member.fault else []
     return words + ["--own-link"] * member.linked
 
 
-def _module(member: Member, name: str) -> list[str]:
+def _module(member: LocalNode, name: str) -> list[str]:
     """Return python's arguments that run a module in the member's number of processes."""
     if member.ranks == 1:
         return ["-m", name]

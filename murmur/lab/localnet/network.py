@@ -25,7 +25,7 @@ from murmur.lab.localnet.infrastructure import (
     wait_for,
 )
 from murmur.lab.localnet.links import Links
-from murmur.lab.localnet.members import Member, configured, first_program, program, tell_metrics
+from murmur.lab.localnet.members import LocalNode, configured, first_program, program, tell_metrics
 from murmur.lab.localnet.plan import NEWCOMER, PRESETS, Plan
 from murmur.lab.localnet.processes import Processes
 from murmur.lab.localnet.record import Recorder
@@ -51,8 +51,8 @@ class Network:
     devnet: Devnet
     store: StoreReady
     spec: RunSpec
-    members: dict[str, Member] = field(default_factory=dict)
-    waiting: list[Member] = field(default_factory=list)
+    members: dict[str, LocalNode] = field(default_factory=dict)
+    waiting: list[LocalNode] = field(default_factory=list)
     """Registered, but not running yet."""
     links: Links | None = None
     chaos: Injector | None = None
@@ -69,15 +69,15 @@ class Network:
         return self.spec.clock.round_blocks * self.plan.block_seconds
 
     @property
-    def honest(self) -> list[Member]:
+    def honest(self) -> list[LocalNode]:
         """Members whose replica has to be right."""
         return [member for member in self.members.values() if member.fault is None]
 
     @property
-    def miners(self) -> list[Member]:
+    def miners(self) -> list[LocalNode]:
         return [member for member in self.members.values() if member.role == "miner"]
 
-    def events(self, member: Member) -> list[dict[str, Any]]:
+    def events(self, member: LocalNode) -> list[dict[str, Any]]:
         """Return the events that the node has written so far."""
         return self._logs.setdefault(member.name, EventLog(member.events)).read()
 
@@ -119,7 +119,7 @@ class Network:
             if member.role == "validator"
         }
 
-    def join(self) -> Member:
+    def join(self) -> LocalNode:
         """Start the next newcomer; it has to catch up by itself."""
         member = self.waiting.pop(0)
         self.members[member.name] = member
@@ -226,7 +226,7 @@ def _seen(store: StoreReady, links: Links | None, name: str) -> StoreReady:
 
 
 def _start_nodes(
-    plan: Plan, processes: Processes, members: Mapping[str, Member], draft: Mapping[str, Any], go: Path
+    plan: Plan, processes: Processes, members: Mapping[str, LocalNode], draft: Mapping[str, Any], go: Path
 ) -> None:
     path = plan.folder / "draft.toml"
     path.write_text(to_toml(draft))
@@ -234,7 +234,7 @@ def _start_nodes(
         processes.start(member.name, first_program(member, path, go), program(member))
 
 
-def _measured(processes: Processes, members: Mapping[str, Member], patience: float) -> dict[str, list[float]]:
+def _measured(processes: Processes, members: Mapping[str, LocalNode], patience: float) -> dict[str, list[float]]:
     files = [member.measured for member in members.values()]
     wait_for(lambda: all(file.exists() for file in files), processes, "the nodes", patience)
     return calibration.merge(json.loads(file.read_text()) for file in files)

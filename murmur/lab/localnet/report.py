@@ -6,7 +6,7 @@ from typing import Any
 
 from murmur.chain.adapter import open_chain
 from murmur.lab.localnet.chaos_report import Aftermath
-from murmur.lab.localnet.members import Member, address
+from murmur.lab.localnet.members import LocalNode, address
 from murmur.lab.localnet.network import Network
 from murmur.lab.localnet.plan import CALL_SECONDS, NETUID
 from murmur.protocol.errors import ChainError, ConfigError
@@ -125,7 +125,7 @@ def _first(mine: Mapping[str, Mapping[str, Any]], names: Iterable[str], event: s
     return next(iter(found), {})
 
 
-def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+def _seconds(honest: Iterable[LocalNode], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
     """Return the median over the honest miners of each phase's seconds."""
     samples: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for member in honest:
@@ -137,7 +137,7 @@ def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) ->
     return {phase: round(median(seconds), 3) if seconds else None for phase, seconds in samples.items()}
 
 
-def _phases(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def _phases(honest: Iterable[LocalNode], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return by role the median over its honest nodes of the seconds spent on each phase (docs/events.md)."""
     samples: dict[str, dict[str, list[float]]] = {}
     for member in honest:
@@ -150,7 +150,7 @@ def _phases(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _utilization(
-    honest: Iterable[Member],
+    honest: Iterable[LocalNode],
     mine: Mapping[str, Mapping[str, Any]],
     events: Mapping[str, Sequence[Event]],
     index: int,

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from murmur.lab.localnet.chaos import done
 from murmur.lab.localnet.chaos_report import survived
-from murmur.lab.localnet.members import Member, address
+from murmur.lab.localnet.members import LocalNode, address
 from murmur.lab.localnet.network import Network
 from murmur.lab.localnet.processes import Child
 from murmur.lab.localnet.report import PHASES, round_report
@@ -217,7 +217,7 @@ def _sets(count: int) -> str:
     return f"{count} set{'' if count == 1 else 's'} of weights {'is' if count == 1 else 'are'}"
 
 
-def _has_passed(member: Member, events: list[dict[str, Any]], index: int) -> bool:
+def _has_passed(member: LocalNode, events: list[dict[str, Any]], index: int) -> bool:
     """Whether the node has passed the round; a validator must also have measured the loss, unless it was down.
 
     `caught_up` names the round at whose start the node is: that round is not passed yet.

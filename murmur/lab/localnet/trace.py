@@ -39,7 +39,7 @@ from murmur.training.replica import Replica
 from murmur.training.sizes import Sizes
 from sparseloco import ops
 from sparseloco.update import Update, overlap
-from storage.exchange import Fault
+from storage.exchange import FetchFault
 from storage.seal import unseal
 
 INDENT = " " * 4
@@ -374,7 +374,7 @@ def _reveals(facts: Facts, archive: Archive, peers: Sequence[PeerId]) -> dict[Pe
         (peer, parse_envelope(facts.payloads[peer][:ENVELOPE_BYTES])) for peer in peers if peer in facts.payloads
     ]
     found = fetch_keys(facts.run.id, facts.round, envelopes, archive.sources, FETCH_SECONDS)
-    reveals = {peer: parse_reveal(data) for peer, data in found.items() if not isinstance(data, Fault)}
+    reveals = {peer: parse_reveal(data) for peer, data in found.items() if not isinstance(data, FetchFault)}
     if lacking := len(peers) - len(reveals):
         raise ConfigError(
             f"the payloads or keys of {lacking} contributors to round {facts.round} are in no bucket any more, so it "

@@ -24,7 +24,7 @@ _U16_MAX = 65535
 _REVEALED = "TimelockedWeightsRevealed"
 
 
-class _Row(NamedTuple):
+class _SetWeights(NamedTuple):
     """The chain's data on a validator in the first block that holds a set of its weights."""
 
     seen: bool
@@ -41,7 +41,7 @@ class Standing:
     def __init__(self, url: str) -> None:
         self._url = url
         self._chain: SubtensorChain | None = None
-        self._rows: dict[_Set, _Row] = {}
+        self._rows: dict[_Set, _SetWeights] = {}
         self._looked_at = -1
 
     def look(self, events: Events) -> None:
@@ -116,7 +116,7 @@ def _positive(weights: Mapping[Uid, int]) -> dict[Uid, int]:
     return {uid: weight for uid, weight in weights.items() if weight}
 
 
-def _read(chain: SubtensorChain, peer: PeerId, block: int) -> _Row | None:
+def _read(chain: SubtensorChain, peer: PeerId, block: int) -> _SetWeights | None:
     """Return the chain's data on a set; None while the weights set in `block` are not open yet, or the block is not
     final."""
     stands = chain.stands_from(block)
@@ -125,7 +125,7 @@ def _read(chain: SubtensorChain, peer: PeerId, block: int) -> _Row | None:
     uid = next((other.uid for other in chain.peers(stands) if other.id == peer), None)
     seen = any(other.id == peer and other.last_update == block for other in chain.peers(block))
     revealed = None if stands == block else _revealed(chain, peer, stands)
-    return _Row(seen, stands, {} if uid is None else chain.weights(stands, uid), revealed)
+    return _SetWeights(seen, stands, {} if uid is None else chain.weights(stands, uid), revealed)
 
 
 def _revealed(chain: SubtensorChain, peer: PeerId, block: int) -> int:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Connection:
+class NodeConnection:
     """A node's own connection to the chain; it outlives the process. `down` counts the faults that cut it. `stuck_at`:
     the last block that its endpoint knows, when the endpoint has stopped. `hangs`: a call over a cut connection fails
     only after its time-out."""
@@ -83,7 +83,9 @@ class Blocks:
 class NodeChain:
     """One process's view of the chain, signing as its hotkey."""
 
-    def __init__(self, blocks: Blocks, connection: Connection, peer: PeerId, time: Life, draw: random.Random) -> None:
+    def __init__(
+        self, blocks: Blocks, connection: NodeConnection, peer: PeerId, time: Life, draw: random.Random
+    ) -> None:
         self.blocks, self.world, self.connection, self.peer = blocks, blocks.world, connection, peer
         self.time, self.random = time, draw
         self._headers: dict[int, Header] = {}

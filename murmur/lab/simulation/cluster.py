@@ -13,8 +13,7 @@ from murmur.cluster.group_keys import Group
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.member import Member
 from murmur.lab.simulation.clock import Killed, Life
-from murmur.lab.simulation.machine import COMPRESSION, DATA, Machines, Recorder, inner, transfer_seconds
-from murmur.lab.simulation.machine import Machine as NodeMachine
+from murmur.lab.simulation.machine import COMPRESSION, DATA, Machine, Machines, Recorder, inner, transfer_seconds
 from murmur.lab.simulation.modelled_replica import DEEP, MODEL, Costs, ModelledReplica, NoText
 from murmur.lab.simulation.store import Call
 from murmur.node.state.node_state import NodeState
@@ -31,11 +30,11 @@ STEPS = 60
 INNER_SECONDS = 600.0
 """A round of ten minutes; INTELLECT-1's had 38."""
 
-Told = Callable[["Machine", str, int, dict[str, Any]], None]
+Told = Callable[["MemberMachine", str, int, dict[str, Any]], None]
 
 
 @dataclass
-class Machine(NodeMachine[Member]):
+class MemberMachine(Machine[Member]):
     """One member's machine."""
 
     id: PeerId
@@ -45,13 +44,13 @@ class Machine(NodeMachine[Member]):
     slow: list[float] = field(default_factory=list)
 
 
-class Cluster(Machines[Machine]):
+class Cluster(Machines[MemberMachine]):
     """All members of a run, on one clock. `tell` hears every event of every member, in order."""
 
     def __init__(self, folder: Path, seed: int, members: int, tell: Told, exchange: Exchange = "sparse") -> None:
         super().__init__("cluster", folder, seed, tell, _model(exchange))
-        self.machines: list[Machine] = []
-        self._by_name: dict[str, Machine] = {}
+        self.machines: list[MemberMachine] = []
+        self._by_name: dict[str, MemberMachine] = {}
         self.store.log = deque(maxlen=0)
         self.store.before = self._served
         self.spec = self.found(self.store.bucket(BUCKET, reader="owner"), partial(_spec, exchange))
@@ -60,13 +59,13 @@ class Cluster(Machines[Machine]):
         self.store_slow: list[float] = []
         names = [f"member-{number}" for number in range(1, members + 1)]
         self.machines = [
-            Machine(name, folder / name, self.random.uniform(0.85, 1.15), _member_id(name, 0)) for name in names
+            MemberMachine(name, folder / name, self.random.uniform(0.85, 1.15), _member_id(name, 0)) for name in names
         ]
         self._by_name = {machine.name: machine for machine in self.machines}
 
     # --- processes ---------------------------------------------------------------------------------------------
 
-    def everyone(self) -> Iterable[Machine]:
+    def everyone(self) -> Iterable[MemberMachine]:
         return self.machines
 
     def run_id(self) -> Digest:
@@ -76,7 +75,7 @@ class Cluster(Machines[Machine]):
         for machine in self.machines:
             self.start(machine)
 
-    def leave(self, machine: Machine) -> None:
+    def leave(self, machine: MemberMachine) -> None:
         """As SIGTERM ends it: it says that it leaves, if the store hears it, and dies."""
         if machine.up and machine.program is not None and machine.life is not None:
             program, life = machine.program, machine.life
@@ -88,13 +87,13 @@ class Cluster(Machines[Machine]):
             life.start(say, "leaving")
             self.tell(machine, "leaves", -1, {})
 
-    def wipe(self, machine: Machine) -> None:
+    def wipe(self, machine: MemberMachine) -> None:
         """Its home is gone, and with it who it was. The process must be dead."""
         super().wipe(machine)
         machine.homes += 1
         machine.id = _member_id(machine.name, machine.homes)
 
-    def make_program(self, machine: Machine, life: Life, disk: StateStore) -> Member:
+    def make_program(self, machine: MemberMachine, life: Life, disk: StateStore) -> Member:
         draw = random.Random(f"{self.seed} {machine.name} {machine.lives}")
 
         def link(key: str, num_bytes: int, *, up: bool) -> float:

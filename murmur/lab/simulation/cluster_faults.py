@@ -6,7 +6,7 @@ from math import exp, log
 from pathlib import Path
 from typing import IO, Any
 
-from murmur.lab.simulation.cluster import Cluster, Machine
+from murmur.lab.simulation.cluster import Cluster, MemberMachine
 from murmur.lab.simulation.cluster_witness import FIRST_ROUNDS, ClusterWitness, Result
 from murmur.protocol.spec import Exchange
 
@@ -59,7 +59,7 @@ class ClusterFaults:
         self.witness.fault(kind, None if kind in EVERYBODY else machine, seconds)
         self._do(kind, machine, seconds)
 
-    def _do(self, kind: str, machine: Machine, seconds: float) -> None:
+    def _do(self, kind: str, machine: MemberMachine, seconds: float) -> None:
         cluster = self.cluster
         if kind in ("killed", "away", "leaves", "home lost", "page damaged"):
             self._down(kind, machine, seconds)
@@ -85,7 +85,7 @@ class ClusterFaults:
             setattr(whom, name, getattr(whom, name) + 1)
             self._after(seconds, lambda: setattr(whom, name, getattr(whom, name) - 1))
 
-    def _down(self, kind: str, machine: Machine, seconds: float) -> None:
+    def _down(self, kind: str, machine: MemberMachine, seconds: float) -> None:
         cluster = self.cluster
         if kind == "leaves":
             cluster.leave(machine)
@@ -103,7 +103,7 @@ class ClusterFaults:
 
         self._after(seconds + (5.0 if kind == "leaves" else 0.0), back)
 
-    def _damage(self, machine: Machine) -> None:
+    def _damage(self, machine: MemberMachine) -> None:
         """A flipped byte in one of its files: noticed at the next start."""
         files = sorted(path for path in machine.home.rglob("files/*") if path.stat().st_size)
         if files:

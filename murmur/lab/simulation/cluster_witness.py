@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import IO, Any
 
 from murmur.cluster.group_keys import Group
-from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Cluster, Machine
+from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Cluster, MemberMachine
 from murmur.protocol import keys
 from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.types import Digest
@@ -95,7 +95,7 @@ class ClusterWitness:
         self.cluster = cluster
         self.result.seed, self.result.members = cluster.seed, len(cluster.machines)
 
-    def fault(self, kind: str, machine: Machine | None, seconds: float) -> None:
+    def fault(self, kind: str, machine: MemberMachine | None, seconds: float) -> None:
         assert self.cluster is not None
         now = self.cluster.clock.now
         self.result.faults += 1
@@ -104,7 +104,7 @@ class ClusterWitness:
         self._incidents.append(_Incident(kind, machine.name if machine else None, now, now + seconds))
         self._write(machine.name if machine else "everybody", "fault", -1, {"kind": kind, "seconds": seconds})
 
-    def told(self, machine: Machine, event: str, round: int, fields: dict[str, Any]) -> None:
+    def told(self, machine: MemberMachine, event: str, round: int, fields: dict[str, Any]) -> None:
         assert self.cluster is not None
         now = self.cluster.clock.now
         self._write(machine.name, event, round, fields)
@@ -129,7 +129,7 @@ class ClusterWitness:
         if event in ("closed", "applied") and round == self.round:  # who created it may not have lived to tell
             self._closed(round, now)
 
-    def _look_at_theta(self, machine: Machine) -> None:
+    def _look_at_theta(self, machine: MemberMachine) -> None:
         """What it holds itself: an event has the theta of a record, and a member applies no record of another one."""
         assert machine.program is not None
         saved = machine.program.state.saved

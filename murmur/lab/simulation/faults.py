@@ -12,7 +12,7 @@ from math import exp, log
 
 from murmur.lab.simulation.chain import BLOCK_SECONDS
 from murmur.lab.simulation.hostile import serves
-from murmur.lab.simulation.network import FINALITY_LAG, Member, Network
+from murmur.lab.simulation.network import FINALITY_LAG, Network, SimulatedNode
 from murmur.lab.simulation.store import Faults as StoreFaults
 
 STORM_ROUNDS, CALM_ROUNDS = 18, 6
@@ -29,7 +29,7 @@ class Incident:
     """One fault: its victim (None: all nodes), and from when to when, in modelled seconds."""
 
     kind: str
-    member: Member | None
+    member: SimulatedNode | None
     began: float
     ended: float
 
@@ -189,20 +189,20 @@ class Faults:
 
     # --- processes and homes -----------------------------------------------------------------------------------
 
-    def _killed(self, member: Member, seconds: float) -> None:
+    def _killed(self, member: SimulatedNode, seconds: float) -> None:
         self.network.kill(member)
         member.down += 1
         self._after(seconds, lambda: self._back(member))
 
-    def _back(self, member: Member) -> None:
+    def _back(self, member: SimulatedNode) -> None:
         member.down -= 1
         self.network.start_later(member)
 
-    def _home_lost(self, member: Member, seconds: float) -> None:
+    def _home_lost(self, member: SimulatedNode, seconds: float) -> None:
         self._killed(member, seconds)
         self.network.wipe(member)
 
-    def _page_damaged(self, member: Member, seconds: float) -> None:
+    def _page_damaged(self, member: SimulatedNode, seconds: float) -> None:
         """Flip a byte in one of its files: the next start notices."""
         self._killed(member, seconds)
         files = sorted(path for path in member.home.rglob("files/*") if path.stat().st_size)
@@ -212,16 +212,16 @@ class Faults:
             data[self.random.randrange(len(data))] ^= 1
             path.write_bytes(data)
 
-    def _stopped(self, member: Member, seconds: float) -> None:
+    def _stopped(self, member: SimulatedNode, seconds: float) -> None:
         if member.life is not None:
             member.life.freeze(seconds)
 
-    def _clock_jumps(self, member: Member, seconds: float) -> None:
+    def _clock_jumps(self, member: SimulatedNode, seconds: float) -> None:
         member.wall_offset = self.random.uniform(-86_400, 86_400)
         if member.life is not None:
             member.life.wall_offset = member.wall_offset
 
-    def _disk_full(self, member: Member, seconds: float) -> None:
+    def _disk_full(self, member: SimulatedNode, seconds: float) -> None:
         member.disk_full += 1
 
         def room() -> None:
@@ -229,7 +229,7 @@ class Faults:
 
         self._after(seconds, room)
 
-    def _hotkey_replaced(self, member: Member, seconds: float) -> None:
+    def _hotkey_replaced(self, member: SimulatedNode, seconds: float) -> None:
         """Remove a miner for good, and give its uid to a new hotkey."""
         if member.validates or member.hostile:
             return
@@ -243,13 +243,13 @@ class Faults:
 
     # --- links and servers -------------------------------------------------------------------------------------
 
-    def _bucket(self, member: Member) -> Afflicted:
+    def _bucket(self, member: SimulatedNode) -> Afflicted:
         return self._buckets.setdefault(member.name, Afflicted())
 
-    def _set(self, member: Member) -> None:
+    def _set(self, member: SimulatedNode) -> None:
         self.network.store.faults[member.name] = self._bucket(member).faults()
 
-    def _store_dead(self, member: Member, seconds: float) -> None:
+    def _store_dead(self, member: SimulatedNode, seconds: float) -> None:
         self._bucket(member).dead += 1
         self._set(member)
 
@@ -259,7 +259,7 @@ class Faults:
 
         self._after(seconds, back)
 
-    def _store_stalls(self, member: Member, seconds: float) -> None:
+    def _store_stalls(self, member: SimulatedNode, seconds: float) -> None:
         self._bucket(member).stalls += 1
         self._set(member)
 
@@ -269,7 +269,7 @@ class Faults:
 
         self._after(seconds, back)
 
-    def _mirror_lies(self, member: Member, seconds: float) -> None:
+    def _mirror_lies(self, member: SimulatedNode, seconds: float) -> None:
         self._bucket(member).lies += 1
         self._set(member)
 
@@ -279,7 +279,7 @@ class Faults:
 
         self._after(seconds, back)
 
-    def _store_slow(self, member: Member, seconds: float) -> None:
+    def _store_slow(self, member: SimulatedNode, seconds: float) -> None:
         factor = self.random.uniform(2, 10)
         self._bucket(member).slow.append(factor)
         self._set(member)
@@ -290,16 +290,16 @@ class Faults:
 
         self._after(seconds, back)
 
-    def _chain_cut(self, member: Member, seconds: float) -> None:
+    def _chain_cut(self, member: SimulatedNode, seconds: float) -> None:
         self._cut([member], seconds, hangs=False)
 
-    def _chain_hangs(self, member: Member, seconds: float) -> None:
+    def _chain_hangs(self, member: SimulatedNode, seconds: float) -> None:
         self._cut([member], seconds, hangs=True)
 
     def _chain_dead(self, member: None, seconds: float) -> None:
         self._cut(list(self.network.members.values()), seconds, hangs=False)
 
-    def _cut(self, members: list[Member], seconds: float, *, hangs: bool) -> None:
+    def _cut(self, members: list[SimulatedNode], seconds: float, *, hangs: bool) -> None:
         for member in members:
             member.connection.down += 1
             member.connection.hangs = hangs
@@ -310,7 +310,7 @@ class Faults:
 
         self._after(seconds, back)
 
-    def _chain_stands_still(self, member: Member, seconds: float) -> None:
+    def _chain_stands_still(self, member: SimulatedNode, seconds: float) -> None:
         """Its endpoint answers, but sees no new block."""
         connection = member.connection
         if connection.stuck_at is None:

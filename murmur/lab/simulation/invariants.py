@@ -13,7 +13,7 @@ from gauntlet.agreement import electorate
 from murmur.lab.simulation.chain import BLOCK_SECONDS
 from murmur.lab.simulation.faults import CALM_ROUNDS, Incident
 from murmur.lab.simulation.modelled_replica import START_LOSS
-from murmur.lab.simulation.network import Member, Network
+from murmur.lab.simulation.network import Network, SimulatedNode
 from murmur.lab.simulation.oracle import Oracle
 from murmur.lab.simulation.signer import hash_verify
 from murmur.node.sync.checkpoints import kept_from, parse_shown
@@ -129,7 +129,7 @@ class Witness:
         who = incident.member.name if incident.member else "everybody"
         self._write(who, incident.kind, -1, {"seconds": round(incident.ended - incident.began, 3)})
 
-    def told(self, member: Member, event: str, round: int, fields: dict[str, Any]) -> None:
+    def told(self, member: SimulatedNode, event: str, round: int, fields: dict[str, Any]) -> None:
         """Record an event of a node, or of its process."""
         self._write(member.name, event, round, fields)
         seen = self._of(member)
@@ -177,7 +177,7 @@ class Witness:
 
     # --- invariants --------------------------------------------------------------------------------------------
 
-    def _decided(self, member: Member, round: int, fields: dict[str, Any]) -> None:
+    def _decided(self, member: SimulatedNode, round: int, fields: dict[str, Any]) -> None:
         if member.hostile:
             return
         if not fields["void"]:
@@ -196,7 +196,7 @@ class Witness:
             self.result.disagreements += 1
             self._broke(f"{member.name} takes round {round} for {'void' if fields['void'] else 'valid'}, others do not")
 
-    def _agree(self, member: Member, round: int, theta: str) -> None:
+    def _agree(self, member: SimulatedNode, round: int, theta: str) -> None:
         """Check that all honest nodes start a round from one theta, except those that report to be apart."""
         if member.hostile:
             return
@@ -233,7 +233,7 @@ class Witness:
             return "the miners"
         return None
 
-    def _booked(self, member: Member, number: int, peers: dict[str, Any], seen: _Seen) -> None:
+    def _booked(self, member: SimulatedNode, number: int, peers: dict[str, Any], seen: _Seen) -> None:
         """Check that no undisturbed honest validator books a fault on an undisturbed honest peer."""
         clock = self._network.run.clock
         follows = seen.reported == number - 1
@@ -264,7 +264,7 @@ class Witness:
         before = details.get(row["detail"])
         return before is not None and all(void in self._void for void in range(before, number))
 
-    def _weighed(self, member: Member, number: int, seen: _Seen) -> None:
+    def _weighed(self, member: SimulatedNode, number: int, seen: _Seen) -> None:
         """Check that weights follow from rounds that the validator observed: it read at least half of the available
         keys, and held the theta that the work started from."""
         round, read, there = seen.gathered
@@ -275,7 +275,7 @@ class Witness:
             self.result.unobserved_weights += 1
             self._broke(f"{member.name} sets weights in round {number} from {read} of {there} keys of round {round}")
 
-    def _recover(self, member: Member, seen: _Seen) -> None:
+    def _recover(self, member: SimulatedNode, seen: _Seen) -> None:
         """Check that a restarted node is soon at the current round again."""
         current = self._network.run.clock.round_at(self._network.world.final)
         if seen.started is None or member.round < max(0, current):
@@ -330,7 +330,7 @@ class Witness:
                 told = "nobody" if not expected else f"{len(expected)} others"
                 self._broke(f"{name} has applied {len(contributing)} in round {number}; by the votes it is {told}")
 
-    def _published(self, member: Member) -> int:
+    def _published(self, member: SimulatedNode) -> int:
         """Return the round of the newest checkpoint that the member publishes, 0 for none."""
         network = self._network
         document = network.store.buckets[member.name].get(keys.checkpoints(network.run.id))
@@ -366,11 +366,11 @@ class Witness:
     def _hit(self, incidents: list[Incident], begin: float, end: float) -> bool:
         return any(i.began <= end and i.ended + AFTERMATH_SECONDS >= begin for i in incidents)
 
-    def _hit_or_down(self, member: Member, begin: float, end: float) -> bool:
+    def _hit_or_down(self, member: SimulatedNode, begin: float, end: float) -> bool:
         seen = self._of(member)
         return seen.down_since is not None or seen.started is not None or self._hit(seen.incidents, begin, end)
 
-    def _excused(self, member: Member, begin: float, end: float) -> bool:
+    def _excused(self, member: SimulatedNode, begin: float, end: float) -> bool:
         return self._hit(self._of(member).incidents + self._world, begin, end)
 
     def _forget(self) -> None:
@@ -400,7 +400,7 @@ class Witness:
         """Return about when a block was made, counted back from the head."""
         return self._now - max(0, self._network.world.head - block) * BLOCK_SECONDS
 
-    def _of(self, member: Member) -> _Seen:
+    def _of(self, member: SimulatedNode) -> _Seen:
         return self._seen.setdefault(member.name, _Seen())
 
     def _broke(self, what: str) -> None:

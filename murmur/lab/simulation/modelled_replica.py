@@ -141,7 +141,7 @@ class Contrary(Problem):
         return -super().pulls(sequences)
 
 
-class Machine(Trainer):
+class ModelledTrainer(Trainer):
     """A trainer without a module: the part that a Replica needs besides host memory."""
 
     def __init__(self, ranks: Ranks, *, spec: str) -> None:
@@ -176,8 +176,8 @@ class Machine(Trainer):
 class ModelledReplica(Replica):
     """A Replica that learns the linear problem and spends modelled time on it."""
 
-    trainer = Machine
-    _trainer: Machine
+    trainer = ModelledTrainer
+    _trainer: ModelledTrainer
 
     def __init__(self, spec: TrainingSpec, problem: Problem, time: Time, costs: Costs, draw: random.Random) -> None:
         super().__init__(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})

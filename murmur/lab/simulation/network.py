@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from murmur.lab.simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeChain
+from murmur.lab.simulation.chain import BLOCK_SECONDS, Blocks, NodeChain, NodeConnection
 from murmur.lab.simulation.clock import Life
 from murmur.lab.simulation.hostile import Faces, HostileValidator, TwoFacedMiner
 from murmur.lab.simulation.machine import COMPRESSION, DATA, Machine, Machines, Recorder, inner, transfer_seconds
@@ -49,7 +49,7 @@ KEEP_BLOCKS = 400
 ARCHIVE_BLOCKS = 100 * CLOCK.round_blocks
 """More than anybody asks for, and all that memory is spent on."""
 
-Told = Callable[["Member", str, int, dict[str, Any]], None]
+Told = Callable[["SimulatedNode", str, int, dict[str, Any]], None]
 Program = Miner | Validator
 
 
@@ -66,7 +66,7 @@ HONEST = Programs()
 
 
 @dataclass
-class Member(Machine[Program]):
+class SimulatedNode(Machine[Program]):
     """One node."""
 
     validates: bool
@@ -75,7 +75,7 @@ class Member(Machine[Program]):
     hostile: bool = False
     gone: bool = False
     """It has left the run for good."""
-    connection: Connection = field(default_factory=Connection)
+    connection: NodeConnection = field(default_factory=NodeConnection)
 
     @property
     def peer(self) -> PeerId:
@@ -90,7 +90,7 @@ class Member(Machine[Program]):
 class Judges(Mapping[str, Validator | None]):
     """The programs of these validators, by name, as they are at the moment."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[SimulatedNode]) -> None:
         self._members = {member.name: member for member in members}
 
     def __getitem__(self, name: str) -> Validator | None:
@@ -104,7 +104,7 @@ class Judges(Mapping[str, Validator | None]):
         return len(self._members)
 
 
-class Network(Machines[Member]):
+class Network(Machines[SimulatedNode]):
     """All members of a run, on one clock. `tell` hears every event of every node, in order."""
 
     def __init__(
@@ -136,8 +136,8 @@ class Network(Machines[Member]):
             time=self.outside,
         )
         self.blocks = Blocks(self.clock, self.world, seed)
-        self.members: dict[str, Member] = {}
-        self.by_hotkey: dict[str, Member] = {}
+        self.members: dict[str, SimulatedNode] = {}
+        self.by_hotkey: dict[str, SimulatedNode] = {}
         owner = self.store.bucket("owner", reader="owner")
         places = miners - two_faced + two_faced // validators if two_faced else CONTRIBUTORS
         self.spec = self.found(owner, lambda genesis: draft_spec(self.world, genesis, places))
@@ -157,10 +157,12 @@ class Network(Machines[Member]):
         self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None, self.run.id))
         self.world.step(1 + FINALITY_LAG)
 
-    def add(self, name: str, *, validates: bool, stake: int, hostile: bool = False, uid: int | None = None) -> Member:
+    def add(
+        self, name: str, *, validates: bool, stake: int, hostile: bool = False, uid: int | None = None
+    ) -> SimulatedNode:
         """Register a new member, at the next free uid or in place of whoever holds `uid`. It is not started."""
         pace = self.random.uniform(0.8, 1.2)
-        member = Member(name, self.folder / name, pace, validates, HashSigner(name), stake, hostile)
+        member = SimulatedNode(name, self.folder / name, pace, validates, HashSigner(name), stake, hostile)
         self.members[name] = self.by_hotkey[hotkey(member.peer)] = member
         self.store.bucket(name)
         self.world.register(member.peer, stake=stake, validates=validates, uid=uid)
@@ -185,17 +187,17 @@ class Network(Machines[Member]):
         for member in list(self.members.values()):
             self.start(member)
 
-    def everyone(self) -> Iterable[Member]:
+    def everyone(self) -> Iterable[SimulatedNode]:
         return self.members.values()
 
     def run_id(self) -> Digest:
         return self.run.id
 
-    def start(self, member: Member) -> None:
+    def start(self, member: SimulatedNode) -> None:
         if not member.gone:
             super().start(member)
 
-    def make_program(self, member: Member, life: Life, disk: StateStore) -> Program:
+    def make_program(self, member: SimulatedNode, life: Life, disk: StateStore) -> Program:
         draw = random.Random(f"{self.seed} {member.name} {member.lives}")
         ports = self._ports(member, life, draw)
         saved = disk.load()
@@ -214,7 +216,7 @@ class Network(Machines[Member]):
             return self.programs.miner(node, NoText())
         return (self.programs.hostile if member.hostile else self.programs.validator)(node, NoText())
 
-    def _ports(self, member: Member, life: Life, draw: random.Random) -> Ports:
+    def _ports(self, member: SimulatedNode, life: Life, draw: random.Random) -> Ports:
         def link(key: str, num_bytes: int, *, up: bool) -> float:
             large = "/payload/" in key or "/mirror/" in key or "blob/" in key
             return transfer_seconds(draw, num_bytes, large=large, up=up)

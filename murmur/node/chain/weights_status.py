@@ -3,7 +3,7 @@ that revealed them."""
 
 from enum import StrEnum
 
-from gauntlet.facts import Row
+from gauntlet.facts import ChainWeights
 from murmur.protocol.ports import Chain
 from murmur.protocol.types import Peer, PeerId
 
@@ -16,7 +16,7 @@ class UnseenReason(StrEnum):
     GONE = "its hotkey was no longer registered when they took effect"
 
 
-def row_of(chain: Chain, validator: PeerId, set_in: int) -> Row | UnseenReason:
+def row_of(chain: Chain, validator: PeerId, set_in: int) -> ChainWeights | UnseenReason:
     """Return the row of weights that the validator set in block `set_in`, as it took effect. Raises ChainError."""
     block = chain.stands_from(set_in)
     if block is None:
@@ -30,7 +30,7 @@ def row_of(chain: Chain, validator: PeerId, set_in: int) -> Row | UnseenReason:
     me = _peer(chain, validator, block)
     if me is None:
         return UnseenReason.GONE
-    return Row(block, chain.weights(block, me.uid), chain.weights(block - 1, me.uid))
+    return ChainWeights(block, chain.weights(block, me.uid), chain.weights(block - 1, me.uid))
 
 
 def _last_update(chain: Chain, validator: PeerId, block: int) -> int:

@@ -5,7 +5,7 @@ from murmur.node.config.adapters import ChainAccess, open_ports
 from murmur.node.config.settings_sources import variable_of
 from murmur.node.doctor.bucket_trial import try_own
 from murmur.node.doctor.examined_node import ExaminedNode
-from murmur.node.doctor.finding import Fault
+from murmur.node.doctor.finding import FailedCheck
 from murmur.node.doctor.reach import reaction
 from murmur.protocol.errors import StorageError
 
@@ -29,7 +29,7 @@ def bucket(node: ExaminedNode) -> str:
     try:
         try_own(ports.bucket, ports.pointer, local=node.local, timeout_seconds=TRY_SECONDS, time=ports.time)
     except StorageError as fault:
-        raise Fault(
+        raise FailedCheck(
             f"the store fails ({fault}): peers could not read anything from this node",
             f"check {ENDPOINT}, and that this machine reaches that address (a firewall, a name server, a proxy)",
             reaction(node.config.bucket.endpoint, node.time.now() - began, TRY_SECONDS),

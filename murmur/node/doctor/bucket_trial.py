@@ -4,7 +4,7 @@ from loguru import logger
 
 from murmur.node.config.settings import PUBLIC_URL, READ_KEY, WRITE_KEY
 from murmur.node.config.settings_sources import variable_of
-from murmur.node.doctor.finding import Fault
+from murmur.node.doctor.finding import FailedCheck
 from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.ports import Bucket, Time
 from murmur.protocol.types import Pointer, PublicPointer
@@ -85,7 +85,7 @@ def try_own(
     unfit = try_published(bucket, reader, timeout_seconds=timeout_seconds, time=time)
     if unfit is not None:
         what, fix = (_TO_FIX_PUBLIC if isinstance(pointer, PublicPointer) else _TO_FIX)[unfit.why]
-        raise Fault(f"{what} ({unfit.detail})" if unfit.detail else what, fix)
+        raise FailedCheck(f"{what} ({unfit.detail})" if unfit.detail else what, fix)
 
 
 def require_read_only(bucket: Bucket, pointer: Pointer | PublicPointer, *, local: bool, time: Time = REAL) -> None:
@@ -93,7 +93,7 @@ def require_read_only(bucket: Bucket, pointer: Pointer | PublicPointer, *, local
     while True:
         try:
             return try_own(bucket, pointer, local=local, time=time)
-        except Fault as fault:
+        except FailedCheck as fault:
             raise ConfigError(
                 f"the published access to the bucket does not work: {fault}. Nothing was put on chain. To fix "
                 f"it: {fault.fix}"

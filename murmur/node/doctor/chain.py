@@ -4,7 +4,7 @@ from murmur.node.chain.subnet_terms import LOW_BALANCE_RAO, RAO_PER_TAO
 from murmur.node.config import adapters
 from murmur.node.config.settings_sources import variable_of
 from murmur.node.doctor.examined_node import ExaminedNode
-from murmur.node.doctor.finding import Advice, Fault
+from murmur.node.doctor.finding import Advice, FailedCheck
 from murmur.node.doctor.reach import reaction
 from murmur.protocol.errors import STATE_PRUNED, ChainError
 from murmur.protocol.types import hotkey
@@ -38,7 +38,7 @@ def chain(node: ExaminedNode) -> str:
         node.chain.reach(REACH_SECONDS)
         node.head = node.chain.finalized()
     except ChainError as fault:
-        raise Fault(
+        raise FailedCheck(
             f"{fault}. Without it nothing can be agreed or paid",
             f"check {NETWORK}, and that this machine reaches that address (a firewall, a name server, a proxy)",
             reaction(config.network, node.time.now() - began, REACH_SECONDS),
@@ -82,7 +82,7 @@ def registered(node: ExaminedNode) -> str:
     found = next((peer for peer in node.peers if peer.id == node.signer.peer), None)
     if found is None:
         own = node.config.wallet
-        raise Fault(
+        raise FailedCheck(
             f"hotkey {address} is not registered on subnet {netuid} of {node.config.network}: the chain would "
             "refuse its posts",
             f"register it (btcli subnet register --netuid {netuid} -w {own.name} -H {own.hotkey}). If another of your "
@@ -97,7 +97,7 @@ def permit(node: ExaminedNode) -> str:
     if not node.me.validates and node.me.id != node.subnet.owner:
         permitted = [peer.stake for peer in node.peers if peer.validates]
         least = f"; the smallest with a permit has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
-        raise Fault(
+        raise FailedCheck(
             f"hotkey {hotkey(node.me.id)} has no validator permit: its votes would not count, and the chain "
             f"would refuse its weights. Its stake is {node.me.stake / RAO_PER_TAO:,.2f}{least}",
             f"stake to it (btcli stake add --netuid {node.config.netuid}); permits are given at the end of an epoch, "

@@ -42,7 +42,7 @@ class Finding:
     reaction: Reaction = Reaction.END
 
 
-class Fault(MurmurError):
+class FailedCheck(MurmurError):
     """A failed check."""
 
     def __init__(self, detail: str, fix: str, reaction: Reaction = Reaction.END) -> None:
@@ -97,7 +97,7 @@ class Examined:
     def _found(self, check: Check) -> Finding:
         try:
             said = check.work(self)
-        except Fault as fault:
+        except FailedCheck as fault:
             return Finding(check.name, Status.FAULT, str(fault), fault.fix, fault.reaction)
         except MurmurError as fault:
             return Finding(check.name, Status.FAULT, str(fault), check.fix, self.reaction(fault))

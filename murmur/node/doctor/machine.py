@@ -12,7 +12,7 @@ from murmur.node.config.settings import ClusterConfig, NetworkConfig
 from murmur.node.config.settings import home as open_home
 from murmur.node.config.settings_sources import variable_of
 from murmur.node.doctor.examined_node import ExaminedNode
-from murmur.node.doctor.finding import Advice, Fault, Reaction
+from murmur.node.doctor.finding import Advice, FailedCheck, Reaction
 from murmur.node.sync.dataset import DATA
 from murmur.protocol.errors import StorageError
 from murmur.protocol.spec import TrainingSpec
@@ -42,7 +42,7 @@ def home(node: ExaminedNode) -> str:
             file.flush()
             os.fsync(file.fileno())
     except OSError as fault:
-        raise Fault(
+        raise FailedCheck(
             f"nothing can be written to the state folder {node.home} ({fault.strerror}), but a node has to "
             "save every round before it publishes",
             HOME_FIX,
@@ -74,7 +74,7 @@ def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
     free = shutil.disk_usage(home).free
     parts = f"{_bytes(state)} of state" + (f" and {_bytes(data)} of the data set" if data else "")
     if free + there < state + data:
-        raise Fault(
+        raise FailedCheck(
             f"the disk of {home} has {_bytes(free)} free, but a {who} of this run needs {parts}, of which "
             f"{_bytes(there)} are there: the node would stop when it is full",
             HOME_FIX + (DATA_FIX if data else ""),
@@ -111,11 +111,13 @@ def clock(node: ExaminedNode) -> str | Advice:
     off = None if date is None else now - date
     age = now - node.head.time if hasattr(node, "head") else None
     if off is not None and abs(off) > CLOCK_SECONDS:
-        raise Fault(f"{_off(off)} of {node.endpoint}, which refuses what is signed by it", CLOCK_FIX)
+        raise FailedCheck(f"{_off(off)} of {node.endpoint}, which refuses what is signed by it", CLOCK_FIX)
     if off is None and age is not None and age < -CLOCK_SECONDS:
-        raise Fault(f"{_off(age)} of the chain's newest final block; a store refuses what is signed by it", CLOCK_FIX)
+        raise FailedCheck(
+            f"{_off(age)} of the chain's newest final block; a store refuses what is signed by it", CLOCK_FIX
+        )
     if off is None and age is not None and age > BLOCK_AGE_SECONDS:
-        raise Fault(
+        raise FailedCheck(
             f"{_off(age)} of the chain's newest final block, or the chain has stopped: the store does not show which",
             f"{CLOCK_FIX}. If the clock is right, wait for the chain, or use another chain node (--network wss://..)",
             Reaction.REACH,

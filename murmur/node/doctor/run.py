@@ -4,7 +4,7 @@ from murmur.node.chain import subnet_terms
 from murmur.node.config.adapters import owner_opener
 from murmur.node.config.settings_sources import variable_of
 from murmur.node.doctor.examined_node import ExaminedNode
-from murmur.node.doctor.finding import Fault
+from murmur.node.doctor.finding import FailedCheck
 from murmur.node.state.store import InUse, StateStore
 from murmur.node.sync import run_discovery as runs
 from murmur.node.sync.amendments import settled
@@ -68,6 +68,6 @@ def data(node: ExaminedNode) -> str:
     try:
         node.shards = open_data(node.config, node.run, node.ports, node.home)
     except ConfigError as fault:
-        raise Fault(str(fault), FETCH_FIX if node.config.data is None else DATA_FIX) from None
+        raise FailedCheck(str(fault), FETCH_FIX if node.config.data is None else DATA_FIX) from None
     index = node.run.first.data.index_digest
     return f"index {index.hex()[:16]}, {node.shards.train.num_tokens:,} tokens"

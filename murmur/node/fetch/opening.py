@@ -13,7 +13,7 @@ from murmur.protocol.spec import TrainingSpec
 from murmur.protocol.types import Digest, PeerId, Reason
 from sparseloco import ops
 from sparseloco.update import Update
-from storage.exchange import Data, Fault
+from storage.exchange import Data, FetchFault
 from storage.s3 import PART_BYTES
 from storage.seal import unseal
 
@@ -33,7 +33,7 @@ def open_pinned(
     spec: TrainingSpec,
     round: int,
     pairs: Sequence[tuple[PeerId, Digest]],
-    sealed: Mapping[PeerId, Data | Fault],
+    sealed: Mapping[PeerId, Data | FetchFault],
     keys: Mapping[PeerId, bytes],
     time: Time,
 ) -> list[Opened]:
@@ -43,7 +43,7 @@ def open_pinned(
     def opened(at: int) -> Opened:
         peer, pinned = ordered[at]
         data, key = sealed[peer], keys.get(peer)
-        if key is None or isinstance(data, Fault):
+        if key is None or isinstance(data, FetchFault):
             return Opened(peer, pinned, None, None)
         try:
             return Opened(peer, pinned, key, open_payload(spec.layout.part(at, len(ordered)), peer, round, key, data))

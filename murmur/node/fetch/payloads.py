@@ -23,7 +23,7 @@ from murmur.protocol.spec import RunSpec, TrainingSpec
 from murmur.protocol.types import Digest, PeerId
 from sparseloco.wire import plaintext_bytes
 from storage.collect import Collection, first, gather
-from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.exchange import Data, FetchFault, Source, Wanted, cached
 from storage.realtime import REAL, seconds_until
 from storage.resume import Opening, keep, mapped
 from storage.seal import matches, signed_by
@@ -59,7 +59,7 @@ def fetch_pinned(
     timeout: float,
     cache: Path | None = None,
     time: Time = REAL,
-) -> Mapping[PeerId, Data | Fault]:
+) -> Mapping[PeerId, Data | FetchFault]:
     """Sealed objects of the pinned submissions (int8: of the parts of their mean); a Fault for each that no source had
     within `timeout` seconds. A payload that is complete in `cache` counts, even if its peer is no longer registered."""
     return _gather(
@@ -78,7 +78,7 @@ def downloads(run: Digest, round: int) -> Names:
 
 def _gather(
     wanted: Sequence[Wanted], names: Names, timeout: float, cache: Path | None, time: Time, threads: int
-) -> dict[PeerId, Data | Fault]:
+) -> dict[PeerId, Data | FetchFault]:
     """Return the payloads that are complete in `cache`; fetch the others into `cache` from their sources."""
 
     def look(item: Wanted) -> memoryview | None:
@@ -176,7 +176,7 @@ def collect_keys(
     found = Collection(
         wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, cache=cache, time=time
     ).run()
-    shown = {parse_reveal(data).peer: bytes(data) for data in found.values() if not isinstance(data, Fault)}
+    shown = {parse_reveal(data).peer: bytes(data) for data in found.values() if not isinstance(data, FetchFault)}
     for peer, data in shown.items():
         if peer not in found:  # another peer pointed to its bucket, too
             keep(cached(cache, peer, key), data)
@@ -247,7 +247,7 @@ def fetch_keys(
     timeout: float,
     cache: Path | None = None,
     time: Time = REAL,
-) -> Mapping[PeerId, Data | Fault]:
+) -> Mapping[PeerId, Data | FetchFault]:
     """Reveals whose key hashes to the envelope's key_hash. Signatures do not matter: the envelope pins the key. `cache`
     as in `fetch_pinned`."""
 
@@ -295,7 +295,7 @@ def who_shows(
         max_threads=ASK_THREADS,
         time=time,
     )
-    return [one for one in asked if not isinstance(found[one], Fault)]
+    return [one for one in asked if not isinstance(found[one], FetchFault)]
 
 
 def _copies_of_others(
@@ -307,7 +307,7 @@ def _copies_of_others(
     timeout: float,
     cache: Path | None,
     time: Time,
-) -> Mapping[PeerId, Data | Fault]:
+) -> Mapping[PeerId, Data | FetchFault]:
     """Fetch payloads that neither their owner's bucket nor a mirror has, from other peers that published a copy."""
     others = sources.others()
 
@@ -360,13 +360,13 @@ def gather_pinned(
     caller says so, waits and tries again; it never applies a part.
     """
     sealed = dict(fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time))
-    lacking = [(peer, envelope) for peer, envelope in pairs if isinstance(sealed[peer], Fault)]
+    lacking = [(peer, envelope) for peer, envelope in pairs if isinstance(sealed[peer], FetchFault)]
     if from_all:
         sealed |= _copies_of_others(spec, run, round, lacking, sources, timeout, cache, time)
     _require(round, "payloads", sealed)
     envelopes: dict[PeerId, Envelope] = {}
     for peer, data in sealed.items():
-        assert not isinstance(data, Fault)
+        assert not isinstance(data, FetchFault)
         try:
             envelope = parse_envelope(data[:ENVELOPE_BYTES])
         except InvalidMessage:
@@ -376,18 +376,18 @@ def gather_pinned(
         ):
             envelopes[peer] = envelope
     revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time))
-    locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], Fault)]
+    locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], FetchFault)]
     if from_all:
         revealed |= _keys_of_others(run, round, locked, sources, time)
     _require(round, "keys", revealed)
 
-    shown = {peer: parse_reveal(data).key for peer, data in revealed.items() if not isinstance(data, Fault)}
+    shown = {peer: parse_reveal(data).key for peer, data in revealed.items() if not isinstance(data, FetchFault)}
     return open_pinned(spec, round, pairs, sealed, shown, time)
 
 
-def _require(round: int, what: str, found: Mapping[PeerId, Data | Fault]) -> None:
+def _require(round: int, what: str, found: Mapping[PeerId, Data | FetchFault]) -> None:
     """Raises Lacking unless all is there."""
-    lacking = {peer: fault for peer, fault in found.items() if isinstance(fault, Fault)}
+    lacking = {peer: fault for peer, fault in found.items() if isinstance(fault, FetchFault)}
     if lacking:
         detail = next(iter(lacking.values())).detail
         told = f"round {round}: {len(lacking)} of {len(found)} selected {what} could not be fetched ({detail})"

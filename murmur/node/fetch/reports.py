@@ -14,7 +14,7 @@ from murmur.protocol.messages import DOCUMENT_MAX_BYTES, parse_document
 from murmur.protocol.run import Run
 from murmur.protocol.types import PeerId
 from storage.collect import gather
-from storage.exchange import Data, Fault, Wanted
+from storage.exchange import Data, FetchFault, Wanted
 from storage.transport import deadline
 
 FETCH_SECONDS = 30.0
@@ -108,7 +108,7 @@ class Reports:
             return check
 
         key = keys.report(self._run.id, round)
-        answers: Mapping[PeerId, Data | Fault] = gather(
+        answers: Mapping[PeerId, Data | FetchFault] = gather(
             [
                 Wanted(one, self._sources.own(one, key), DOCUMENT_MAX_BYTES, accept(one), exact=False)
                 for one in validators
@@ -118,7 +118,7 @@ class Reports:
             max_threads=_THREADS,
             time=self._ports.time,
         )
-        return {one: _CODES[answer.kind] for one, answer in answers.items() if isinstance(answer, Fault)}
+        return {one: _CODES[answer.kind] for one, answer in answers.items() if isinstance(answer, FetchFault)}
 
     def _parsed(self, validator: PeerId, round: int, data: bytes) -> Found:
         body = parse_document(data, "report", self._run.id, round, validator, self._ports.verify)

@@ -14,7 +14,7 @@ from gauntlet.agreement import Tip, mirrors, outcome, refs_named
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import CheckFunctions
 from gauntlet.commitment import commitment
-from gauntlet.facts import Claim, Facts, Row, State
+from gauntlet.facts import ChainWeights, Facts, State, ValidatorFacts
 from gauntlet.judge import Earlier
 from gauntlet.remembered import Remembered
 from gauntlet.replay import judge_of, measured_by
@@ -301,7 +301,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
     skipped = (r for r, found in later if found is not None and found.unobserved is None)
     judge = judge_of(facts, report)
     sketches, measured = archive.sketches(judge.compared(), measured_by(judge, report))
-    claim = Claim(
+    claim = ValidatorFacts(
         validator,
         report,
         body["peers"],
@@ -336,7 +336,7 @@ def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:
         return None
 
 
-def _paid(facts: Facts, ports: Ports, validator: PeerId, report: Report) -> tuple[Any, Row | str]:
+def _paid(facts: Facts, ports: Ports, validator: PeerId, report: Report) -> tuple[Any, ChainWeights | str]:
     """Return the peers at the block of payment, whose uids were paid, and the row of weights that took effect on chain,
     or why it is unknown."""
     paid, chain = report.paid, ports.chain

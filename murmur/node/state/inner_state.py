@@ -16,7 +16,7 @@ from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.ports import Task, Time
 from murmur.protocol.types import DIGEST_BYTES, Digest
 from murmur.training import checkpoint
-from murmur.training.checkpoint import GivenUp, Saved
+from murmur.training.checkpoint import GivenUp, TensorState
 from murmur.training.replica import Replica
 
 _LATEST = "latest"
@@ -58,7 +58,7 @@ class InnerState:
         """Start to write the replica's inner state. Returns once the optimizer's tensors are in host memory."""
         self.hold()
         own = self._replica.own_state()
-        saved = Saved(own.tensors, {**own.facts, "sealed": self.sealed, "returned": self.returned})
+        saved = TensorState(own.tensors, {**own.facts, "sealed": self.sealed, "returned": self.returned})
         self._wanted = True
         self._task = self._time.start(lambda: self._write(saved), "own state")
 
@@ -75,7 +75,7 @@ class InnerState:
                 )
             task.join()
 
-    def _write(self, saved: Saved) -> None:
+    def _write(self, saved: TensorState) -> None:
         try:
             digest = checkpoint.save(self.folder, saved, stopped=lambda: not self._wanted)
             files.write(self.folder / _LATEST, digest.hex().encode())

@@ -16,7 +16,7 @@ from murmur.protocol.errors import ConfigError
 from murmur.protocol.ports import Task, Time
 from murmur.protocol.types import Digest
 from murmur.training import checkpoint
-from murmur.training.checkpoint import GivenUp, Saved
+from murmur.training.checkpoint import GivenUp, TensorState
 
 
 class Snapshots:
@@ -34,7 +34,7 @@ class Snapshots:
         self._written: Digest | None = None
         self._fault: OSError | None = None
 
-    def begin(self, round: int, link: Digest, state: Saved) -> None:
+    def begin(self, round: int, link: Digest, state: TensorState) -> None:
         """Start to write the state at the start of `round`; returns at once. Its tensors must not change before `hold`
         has returned."""
         self.hold()
@@ -92,7 +92,7 @@ class Snapshots:
         files.sync(self.folder)
         return Snapshot(*self._of, digest)
 
-    def _write(self, state: Saved) -> None:
+    def _write(self, state: TensorState) -> None:
         try:
             rmtree(self.aside, ignore_errors=True)
             self.aside.mkdir(mode=0o700)

@@ -15,7 +15,7 @@ from shutil import rmtree
 from loguru import logger
 
 from murmur.data.index import INDEX
-from murmur.data.remote_files import File, Part
+from murmur.data.remote_files import BlobRange, File
 from murmur.data.shards import Shards
 from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
@@ -27,7 +27,7 @@ from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.run import Run
 from murmur.protocol.types import Digest, PeerId, hotkey
 from storage.collect import gather
-from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.exchange import Data, FetchFault, Source, Wanted, cached
 from storage.resume import keep
 from storage.s3 import RangedBucket
 
@@ -88,7 +88,7 @@ class RemoteShards:
         self._holders: tuple[_Holder, ...] = ()
         self._faults: Counter[PeerId] = Counter()
 
-    def read(self, parts: Sequence[Part]) -> list[bytes]:
+    def read(self, parts: Sequence[BlobRange]) -> list[bytes]:
         """See Remote."""
         holders = self._in_order()
         names = [_name(part.blob, part.first, part.num_bytes) for part in parts]
@@ -142,7 +142,7 @@ class RemoteShards:
         """Return a request for one object. A collection fetches one object of every peer; here the object's own name
         replaces the peer."""
 
-        def failed(index: int, fault: Fault) -> None:
+        def failed(index: int, fault: FetchFault) -> None:
             holder = holders[index].peer
             self._faults[holder] += 1
             logger.warning(
@@ -162,8 +162,8 @@ class RemoteShards:
         """Fetch all of it, or raise StorageError."""
         seconds = FETCH_SECONDS + num_bytes / self._slowest
         outcome = gather(wanted, timeout_seconds=seconds, max_threads=threads, cache=cache, time=self._ports.time)
-        found = {name: data for name, data in outcome.items() if not isinstance(data, Fault)}
-        faults = [fault.detail for fault in outcome.values() if isinstance(fault, Fault)]
+        found = {name: data for name, data in outcome.items() if not isinstance(data, FetchFault)}
+        faults = [fault.detail for fault in outcome.values() if isinstance(fault, FetchFault)]
         if faults:
             self._holders = ()  # others may have it by the next time
             raise StorageError(
@@ -217,10 +217,10 @@ class RemoteShards:
             if (opener := bucket_of(peer)) is not None
         ]
         shown = gather(wanted, timeout_seconds=LOOK_SECONDS, max_threads=FETCH_THREADS, time=self._ports.time)
-        return [peer for peer in peers if not isinstance(shown.get(peer, _NONE), Fault)]
+        return [peer for peer in peers if not isinstance(shown.get(peer, _NONE), FetchFault)]
 
 
-_NONE = Fault("missing", "no bucket")
+_NONE = FetchFault("missing", "no bucket")
 
 
 def _name(blob: Digest, first: int, num_bytes: int) -> PeerId:

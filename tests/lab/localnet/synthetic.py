@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from murmur.lab.devnet.launch import Admin
-from murmur.lab.localnet.members import Member, address
+from murmur.lab.localnet.members import LocalNode, address
 from murmur.lab.localnet.network import Network
 from murmur.lab.localnet.plan import Plan
 from murmur.lab.localnet.processes import Processes
@@ -44,7 +44,7 @@ class Synthetic:
         for number, (name, (role, fault)) in enumerate(roles.items(), 1):
             home = folder / "nodes" / name
             home.mkdir(parents=True)
-            members[name] = Member(name, role, fault, home, home / "node.toml", PeerId(bytes([number]) * 32))
+            members[name] = LocalNode(name, role, fault, home, home / "node.toml", PeerId(bytes([number]) * 32))
         nowhere = "ws://127.0.0.1:1"
         devnet: Any = SimpleNamespace(url=nowhere, admin=lambda: Admin(nowhere))
         processes = Recorded(folder / "logs", {})

@@ -19,7 +19,7 @@ import pytest
 from murmur.chain import operator
 from murmur.chain.keys import create_wallet
 from murmur.lab.localnet.infrastructure import infrastructure, prepare, stop
-from murmur.lab.localnet.members import Member, configured
+from murmur.lab.localnet.members import LocalNode, configured
 from murmur.lab.localnet.plan import Plan
 from murmur.lab.localnet.spec import drafted, open_owner, seal
 from murmur.lab.localnet.store import StoreReady
@@ -45,7 +45,7 @@ class World:
 
     plan: Plan
     store: StoreReady
-    members: dict[str, Member]
+    members: dict[str, LocalNode]
     url: str
     wallets: Mapping[str, Any]
     figures: list[str] = field(default_factory=list)

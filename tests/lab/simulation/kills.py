@@ -6,7 +6,7 @@ from types import FrameType
 from typing import Any
 
 from murmur.lab.simulation.clock import Killed
-from murmur.lab.simulation.cluster import Cluster, Machine
+from murmur.lab.simulation.cluster import Cluster, MemberMachine
 from murmur.lab.simulation.cluster_witness import ClusterWitness
 from murmur.lab.simulation.store import Call
 from murmur.protocol import keys
@@ -33,7 +33,7 @@ class LineKiller:
     """Counts the lines that a member's main thread runs in these files once it is armed, and kills it at one of them.
     `killed`: where that was. `once`: whether each line counts only the first time."""
 
-    def __init__(self, cluster: Cluster, victim: Machine, once: bool = False) -> None:
+    def __init__(self, cluster: Cluster, victim: MemberMachine, once: bool = False) -> None:
         self.cluster, self.victim, self.once = cluster, victim, once
         self.lines, self._at = 0, -1
         self._seen = set[tuple[str, int]]()
@@ -88,7 +88,7 @@ class CallKiller:
     was."""
 
     def __init__(
-        self, cluster: Cluster, witness: ClusterWitness, victim: Machine | None, round: int, at: int | str
+        self, cluster: Cluster, witness: ClusterWitness, victim: MemberMachine | None, round: int, at: int | str
     ) -> None:
         self.cluster, self.witness, self.victim, self.round, self.at = cluster, witness, victim, round, at
         self.killed: Call | None = None

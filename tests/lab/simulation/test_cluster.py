@@ -14,7 +14,7 @@ from loguru import logger
 from murmur.cli.simulate import simulate_cluster
 from murmur.lab.simulation import cluster as simulated
 from murmur.lab.simulation import cluster_faults
-from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
+from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster, Group, MemberMachine
 from murmur.lab.simulation.cluster_witness import ClusterWitness
 from murmur.lab.simulation.store import Call, Faults
 from murmur.node.state.node_state import NodeState
@@ -32,11 +32,11 @@ class Watched:
     def __init__(self, folder: Path, members: int = 3, seed: int = 1, exchange: Exchange = "sparse") -> None:
         self.events: list[tuple[str, str, int, dict[str, Any]]] = []
         self.witness = ClusterWitness(10_000)
-        self.hook: Callable[[Machine, str, int], None] = lambda machine, event, round: None
+        self.hook: Callable[[MemberMachine, str, int], None] = lambda machine, event, round: None
         self.cluster = Cluster(folder, seed, members, self._told, exchange)
         self.witness.watch(self.cluster)
 
-    def _told(self, machine: Machine, event: str, round: int, fields: dict[str, Any]) -> None:
+    def _told(self, machine: MemberMachine, event: str, round: int, fields: dict[str, Any]) -> None:
         self.events.append((machine.name, event, round, fields))
         self.witness.told(machine, event, round, fields)
         self.hook(machine, event, round)
@@ -48,7 +48,7 @@ class Watched:
             assert clock.now < end, "nothing goes on"
             clock.run(clock.now + 30.0)
 
-    def kill_at_call(self, victim: Machine | None, round: int, at: int | str) -> CallKiller:
+    def kill_at_call(self, victim: MemberMachine | None, round: int, at: int | str) -> CallKiller:
         """Kill it at this call to the store in the round, and start it again later."""
         return CallKiller(self.cluster, self.witness, victim, round, at)
 
@@ -63,7 +63,7 @@ class Watched:
         """What members held at the start of the round."""
         return {fields["theta"] for _, event, at, fields in self.events if (event, at) == ("applied", round)}
 
-    def machine(self, number: int) -> Machine:
+    def machine(self, number: int) -> MemberMachine:
         return self.cluster.machines[number - 1]
 
 
@@ -179,7 +179,7 @@ def test_all_dead_at_once_go_on_where_the_records_end(watched: Watched) -> None:
 def test_while_the_store_is_away_nobody_is_silent_and_the_round_names_all(watched: Watched) -> None:
     cluster = watched.cluster
 
-    def die(machine: Machine, event: str, round: int) -> None:
+    def die(machine: MemberMachine, event: str, round: int) -> None:
         if (event, round) == ("claimed", 2) and not cluster.store_dead:
             cluster.store_dead = 1
             watched.witness.fault("store dead", None, 1800.0)
@@ -200,7 +200,7 @@ def test_while_the_store_is_away_nobody_is_silent_and_the_round_names_all(watche
 def test_a_frozen_member_wakes_to_a_record_without_it_and_takes_its_update_back(watched: Watched) -> None:
     cluster, victim = watched.cluster, watched.machine(2)
 
-    def freeze(machine: Machine, event: str, round: int) -> None:
+    def freeze(machine: MemberMachine, event: str, round: int) -> None:
         if machine is victim and (event, round) == ("trained", 1) and machine.life is not None:
             machine.life.freeze(300.0)
 
@@ -236,7 +236,7 @@ def test_a_member_whose_theta_differs_is_not_chosen_and_comes_back(watched: Watc
     """As broken memory makes it."""
     cluster, victim = watched.cluster, watched.machine(1)
 
-    def bend(machine: Machine, event: str, round: int) -> None:
+    def bend(machine: MemberMachine, event: str, round: int) -> None:
         if machine is victim and (event, round) == ("applied", 5) and machine.program is not None:
             machine.program.state.replica.theta["vector"][0] += 1.0
             machine.program.state.replica._moved()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from murmur.cluster import mean_parts
-from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster, Group, Machine
+from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster, Group, MemberMachine
 from murmur.lab.simulation.cluster_faults import play
 from murmur.lab.simulation.store import Call
 from murmur.node.fetch.opening import open_payload
@@ -128,11 +128,13 @@ def test_who_dies_before_its_own_state_is_saved_starts_again(watched: Watched) -
 # --- parts of the mean -------------------------------------------------------------------------------------------
 
 
-def dies_when_closed(watched: Watched, round: int, also: Callable[[Machine], None] = lambda machine: None) -> Machine:
+def dies_when_closed(
+    watched: Watched, round: int, also: Callable[[MemberMachine], None] = lambda machine: None
+) -> MemberMachine:
     """Kill a member as soon as this round is closed; `also` happens at that moment."""
     victim = watched.machine(1)
 
-    def kill(machine: Machine, event: str, of: int) -> None:
+    def kill(machine: MemberMachine, event: str, of: int) -> None:
         if (event, of) == ("closed", round) and victim.up:
             watched.witness.fault("killed", victim, 1e9)
             watched.cluster.kill(victim)
@@ -162,7 +164,7 @@ def test_each_contributor_sums_a_part(watched: Watched) -> None:
             assert {call.reader for call in calls if (call.verb, call.key) == ("create", pointed)} == {machine.name}
 
 
-def pointer(watched: Watched, round: int, owner: Machine) -> str:
+def pointer(watched: Watched, round: int, owner: MemberMachine) -> str:
     """The key under which the part of a member is pointed to."""
     link = watched.records()[round].link(watched.cluster.run, round)
     return keys.mean_part(watched.cluster.run, round, owner.id, link)
@@ -194,7 +196,7 @@ def test_the_part_of_a_slow_member_is_made_by_another(watched: Watched) -> None:
         calls.append(call)
         serve(call)
 
-    def slow_down(machine: Machine, event: str, round: int) -> None:
+    def slow_down(machine: MemberMachine, event: str, round: int) -> None:
         if (event, round) == ("closed", 2) and not slow.slow:
             watched.witness.fault("link slow", slow, 1e9)
             slow.slow.append(100.0)
@@ -210,7 +212,7 @@ def test_the_part_of_a_slow_member_is_made_by_another(watched: Watched) -> None:
 
 
 def test_a_payload_that_is_lost_with_its_member_counts_as_zeros(watched: Watched) -> None:
-    def lose(victim: Machine) -> None:
+    def lose(victim: MemberMachine) -> None:
         objects = watched.cluster.store.buckets[BUCKET]
         update = watched.records()[2].claims[victim.id]
         del objects[owner_key(watched.cluster, 2, update)]
@@ -359,7 +361,7 @@ def test_what_the_store_loses_of_the_living_is_put_back_and_counts(
     cluster, objects, zeros = watched.cluster, watched.cluster.store.buckets[BUCKET], left_out(monkeypatch)
     lost = set[int]()
 
-    def lose(machine: Machine, event: str, round: int) -> None:
+    def lose(machine: MemberMachine, event: str, round: int) -> None:
         if event == "closed" and round >= 2 and round not in lost:
             lost.add(round)
             record = watched.records()[round]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from murmur.cluster.decisions import grace_seconds
-from murmur.lab.simulation.cluster import INNER_SECONDS, Machine
+from murmur.lab.simulation.cluster import INNER_SECONDS, MemberMachine
 from murmur.lab.simulation.modelled_replica import ModelledReplica
 from tests.lab.simulation.test_cluster import assert_one_history, has_records
 from tests.lab.simulation.test_cluster_pace import Timed
@@ -22,12 +22,12 @@ def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelledReplica, "_drawn", lambda self, seconds: seconds)
 
 
-def play(folder: Path, times: float) -> tuple[Timed, Machine]:
+def play(folder: Path, times: float) -> tuple[Timed, MemberMachine]:
     """A run in which one of four members takes so many times as long for each step of one round."""
     watched = Timed(folder, 4)
     victim = watched.machine(4)
 
-    def hinder(machine: Machine, event: str, round: int) -> None:
+    def hinder(machine: MemberMachine, event: str, round: int) -> None:
         if machine is not victim or machine.program is None:
             return
         modelled = machine.program.state.replica

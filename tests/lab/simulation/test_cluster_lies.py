@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, Machine
+from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, MemberMachine
 from murmur.lab.simulation.store import Objects, Store, StoreBucket
 from murmur.protocol.cluster import GROUP, Record
 from murmur.protocol.errors import ObjectMissing
@@ -148,7 +148,7 @@ class Held:
         self.where: dict[str, tuple[int, Digest]] = {}
         watched.hook = self._look
 
-    def _look(self, machine: Machine, event: str, round: int) -> None:
+    def _look(self, machine: MemberMachine, event: str, round: int) -> None:
         if event not in ("applied", "caught_up", "joined"):
             return
         assert machine.program is not None

@@ -15,7 +15,7 @@ from murmur.cluster.checkpoint_turns import MemberShelf, newest_shown
 from murmur.cluster.group_keys import Token
 from murmur.cluster.ledger import UnreadableRecord
 from murmur.cluster.rejoin import last_round
-from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster, Machine
+from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster, MemberMachine
 from murmur.lab.simulation.store import Call
 from murmur.node.config.settings import ClusterConfig
 from murmur.node.state.store import StateStore
@@ -50,7 +50,7 @@ def is_state(key: str) -> bool:
     return "/state/" in key
 
 
-def for_good(cluster: Cluster, machine: Machine) -> None:
+def for_good(cluster: Cluster, machine: MemberMachine) -> None:
     cluster.kill(machine)
     machine.down += 1
 
@@ -118,7 +118,7 @@ def test_shown_checkpoints_are_there_and_nothing_else_is(tmp_path: Path, members
 
 @pytest.mark.parametrize("kind", ["gone for good", "starts again", "starts again without its document"])
 def test_files_of_a_member_that_died_while_it_uploaded_go_with_their_round(watched: Watched, kind: str) -> None:
-    cluster, dead = watched.cluster, list[Machine]()
+    cluster, dead = watched.cluster, list[MemberMachine]()
 
     def see(call: Call) -> None:
         if call.verb == "put" and is_state(call.key) and blobs(cluster) - named(cluster) and not dead:
@@ -174,7 +174,7 @@ def test_one_lost_record_of_long_ago_hides_no_checkpoint_from_a_newcomer(watched
 
 
 def test_where_an_uploader_of_the_last_theta_dies_for_good_another_one_uploads_it(watched: Watched) -> None:
-    cluster, dead = watched.cluster, list[Machine]()
+    cluster, dead = watched.cluster, list[MemberMachine]()
 
     def see(call: Call) -> None:
         if call.verb == "put" and is_state(call.key) and not dead:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.lab.simulation.cluster import Machine
+from murmur.lab.simulation.cluster import MemberMachine
 from tests.lab.simulation.test_cluster import Watched, assert_one_history, has_records
 
 AWAY_SECONDS = 1800.0
@@ -17,9 +17,9 @@ TIMES_SLOWER = 6.0
 def test_grace_stands_still_while_the_store_is_away(tmp_path: Path, seed: int) -> None:
     """More than half have claimed when it goes away: the time that the last one still has does not pass."""
     watched = Watched(tmp_path, members=3, seed=seed)
-    cluster, claimed = watched.cluster, list[Machine]()
+    cluster, claimed = watched.cluster, list[MemberMachine]()
 
-    def die(machine: Machine, event: str, round: int) -> None:
+    def die(machine: MemberMachine, event: str, round: int) -> None:
         if (event, round) == ("claimed", IN) and machine not in claimed:
             claimed.append(machine)
             if len(claimed) == 2:

@@ -11,7 +11,7 @@ from murmur.cli.cluster.requests import _create
 from murmur.cluster.mean import Mean
 from murmur.cluster.rejoin import theta_of_most
 from murmur.export.cluster_states import ClusterStates
-from murmur.lab.simulation.cluster import BUCKET, Machine
+from murmur.lab.simulation.cluster import BUCKET, MemberMachine
 from murmur.lab.simulation.store import Call
 from murmur.node.fetch.payloads import Lacking
 from murmur.protocol import keys
@@ -183,7 +183,7 @@ def test_a_machine_that_computes_the_last_theta_wrongly_does_not_decide_it(watch
     assert states.rebuild(states.at(end), tmp_path / "export").digest == right
 
 
-def computes_wrongly(machine: Machine, count: int) -> None:
+def computes_wrongly(machine: MemberMachine, count: int) -> None:
     """From its next round after the amendment on: one value of theta is off."""
     program = machine.program
     assert program is not None

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from murmur.lab.simulation.chain import BLOCK_SECONDS, Connection, NodeChain
+from murmur.lab.simulation.chain import BLOCK_SECONDS, NodeChain, NodeConnection
 from murmur.lab.simulation.faults import KINDS, Faults, Incident, Kind
 from murmur.lab.simulation.hostile import SERVERS, serves
-from murmur.lab.simulation.network import KEEP_BLOCKS, OWNER, Member, Network
+from murmur.lab.simulation.network import KEEP_BLOCKS, OWNER, Network, SimulatedNode
 from murmur.lab.simulation.store import Faults as StoreFaults
 from murmur.protocol.errors import STATE_PRUNED, ChainError
 
@@ -58,7 +58,7 @@ def test_every_fault_is_seen_at_once_and_over_in_time(networks: Callable[[], Net
     faults = Faults(network, 0.0, ROUNDS)
     before = state(network)
     name = "validator-1" if kind.whom == "validator" else "miner-1"
-    member: Member | None = None if kind.whom == "everybody" else network.members[name]
+    member: SimulatedNode | None = None if kind.whom == "everybody" else network.members[name]
     faults._does[kind.name](member, 20.0)  # type: ignore[operator]
     assert state(network) != before
     network.clock.run(network.clock.now + 120.0)
@@ -68,7 +68,7 @@ def test_every_fault_is_seen_at_once_and_over_in_time(networks: Callable[[], Net
     for other in network.members.values():
         assert other.up or other.gone, other.name
         assert (other.down, other.disk_full) == (0, 0)
-        assert other.connection == Connection(hangs=other.connection.hangs)
+        assert other.connection == NodeConnection(hangs=other.connection.hangs)
     if kind.name == "hotkey replaced":
         assert network.members["joiner-1"].up
         assert network.members["miner-1"].gone
@@ -132,7 +132,7 @@ def test_what_a_chain_node_has_pruned_is_read_from_an_archive_while_that_answers
         for has_archive in (False, True):
             network.blocks.has_archive = has_archive
             try:
-                chain = NodeChain(network.blocks, Connection(), OWNER.peer, life, random.Random(1))
+                chain = NodeChain(network.blocks, NodeConnection(), OWNER.peer, life, random.Random(1))
                 read.append(len(chain.peers(5)))
             except ChainError as fault:
                 read.append(fault.code)

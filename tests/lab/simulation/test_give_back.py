@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from murmur.cli.simulate import drawn_keys
-from murmur.lab.simulation.cluster import Machine
+from murmur.lab.simulation.cluster import MemberMachine
 from tests.lab.simulation.kills import LineKiller
 from tests.lab.simulation.test_cluster import Watched, assert_one_history, has_records
 
@@ -32,7 +32,7 @@ class Run:
         self.sealed = ""
         self.watched.hook = self._told
 
-    def _told(self, machine: Machine, event: str, round: int) -> None:
+    def _told(self, machine: MemberMachine, event: str, round: int) -> None:
         if machine is not self.victim or machine.life is None or machine.program is None:
             return
         if (event, round, machine.lives) == ("trained", ROUND, 1):
@@ -49,7 +49,7 @@ class Run:
                 self.sealed = held.saved.sealed.object.hex()
                 self.update = _flat(mine.dense(index) for index in range(len(mine.layout.tensors)))
 
-    def _errors(self, machine: Machine) -> Values:
+    def _errors(self, machine: MemberMachine) -> Values:
         assert machine.program is not None
         return _flat(machine.program.state.replica._errors().values())
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from murmur.cluster.member import Member
-from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, Machine
+from murmur.lab.simulation.cluster import BUCKET, INNER_SECONDS, SECRET, Group, MemberMachine
 from murmur.lab.simulation.store import StoreBucket
 from murmur.protocol import keys
 from murmur.protocol.spec import Exchange
@@ -24,13 +24,13 @@ class Times:
         self._clock = watched.cluster.clock
         watched.hook = self._told
 
-    def _told(self, machine: Machine, event: str, round: int) -> None:
+    def _told(self, machine: MemberMachine, event: str, round: int) -> None:
         if event == "claimed":
             self.claimed.setdefault((round, machine.name), self._clock.now)
         elif event == "closed":
             self.closed.setdefault(round, self._clock.now)
 
-    def waited(self, round: int, machines: list[Machine]) -> float:
+    def waited(self, round: int, machines: list[MemberMachine]) -> float:
         """Seconds from the last claim of these members to the record."""
         return self.closed[round] - max(self.claimed[round, machine.name] for machine in machines)
 
@@ -43,7 +43,7 @@ def assert_killed_at_lines(folder: Path, stride: int, exchange: Exchange = "spar
     killer, line, done = LineKiller(cluster, victim, once=True), 1, False
     killed, armed = Counter[str](), set[int]()
 
-    def told(machine: Machine, event: str, round: int) -> None:
+    def told(machine: MemberMachine, event: str, round: int) -> None:
         nonlocal line, done
         if machine is not victim:
             return

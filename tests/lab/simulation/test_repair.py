@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.lab.simulation.cluster import BUCKET, SECRET, Group, Machine
+from murmur.lab.simulation.cluster import BUCKET, SECRET, Group, MemberMachine
 from murmur.lab.simulation.store import Call, Objects
 from murmur.protocol import keys
 from murmur.protocol.cluster import Claim
@@ -33,11 +33,11 @@ def payloads(watched: Watched, round: int) -> list[str]:
     return [key for key in objects_of(watched) if f"/payload/{round:08d}" in key]
 
 
-def caught_up(watched: Watched, machine: Machine) -> bool:
+def caught_up(watched: Watched, machine: MemberMachine) -> bool:
     return (machine.name, "caught_up") in [event[:2] for event in watched.events]
 
 
-def stands_at(machine: Machine) -> int:
+def stands_at(machine: MemberMachine) -> int:
     """The round at which it stands."""
     assert machine.program is not None
     return machine.program.state.saved.round
@@ -74,7 +74,7 @@ def test_what_was_claimed_is_never_replaced_by_its_owner(tmp_path: Path) -> None
     cluster, owner = watched.cluster, watched.machine(1)
     objects, claimed = objects_of(watched), list[bytes]()
 
-    def forget(machine: Machine, event: str, round: int) -> None:
+    def forget(machine: MemberMachine, event: str, round: int) -> None:
         if machine is owner and (event, round) == ("claimed", 1) and not claimed:
             key = keys.claims(cluster.run, 1) + owner.id.hex()
             claimed.append(objects.pop(key).data)
