@@ -171,7 +171,7 @@ class Bench:
     def seal(self) -> None:
         seal(wire.encode(NOWHERE, self.sample), run=NOWHERE, round=0, signer=HashSigner("miner"))
 
-    def restore_to_error_feedback(self) -> None:
+    def give_back(self) -> None:
         self.replica.restore_to_error_feedback(self.sample)
 
     def save(self) -> None:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from gauntlet.agreement import Log, Post, abstention, agreed, vote_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Expected, Gathered, Ports, fast_checks
+from gauntlet.checks import CheckFunctions, Expected, Gathered, fast_checks
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
@@ -50,13 +50,13 @@ for round in range(2):
         records = replica.compress().records  # 3. compress: error feedback, Top-k, 2 bits
         plaintext = replica.digest() + (records if miner is not miners[3] else bytes(len(records)))
         sealed = seal(plaintext, run=run.id, round=round, signer=miner)  # 4. seal: encrypt, sign
-        slot = Slot(clock.commit_deadline(round), statement=Commitment(round, sealed.digest))  # 5. commit; key after D
+        slot = Slot(clock.commit_deadline(round), statement=Commitment(round, sealed.digest))  # 5. commit
         reveal = Reveal(run.id, round, miner.peer, sealed.key, replica.sync_proof(commit_hash, miner.peer))
         signed = reveal.signed_part + miner.sign(reveal.signed_part)
         gathered.append(Gathered(Peer(miner.peer, Uid(uid), 0, False, slot=slot), sealed.object, reveal=signed))
     proof = partial(mine.sync_proof, commit_hash)
     expected = Expected(spec, run.id, round, mine.digest(), clock, proof, mine.outer, commit_hash)
-    checked = fast_checks(expected, gathered, Ports(hash_verify, unseal))  # 6. check
+    checked = fast_checks(expected, gathered, CheckFunctions(hash_verify, unseal))  # 6. check
     ranking = standing(book, checked.passed, rules, round, commit_hash, checked.twins)  # 7. order: by earlier ratings
     peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=seat)]
     uids = {peer.id: peer.uid for peer in peers}

@@ -102,8 +102,8 @@ class Expected:
 def fast_checks(
     expected: Expected, gathered: Sequence[Gathered], functions: CheckFunctions, history: Iterable[Sketch] = ()
 ) -> Checked:
-    """Judge every peer of the round. `history`: earlier payloads, by the sample that the hash of the commit deadline
-    draws. Nothing that a peer sent raises or changes another peer's result."""
+    """Judge every peer of the round. `history`: earlier payloads, by the sample that the hash of the commit deadline's
+    block draws. Nothing that a peer sent raises or changes another peer's result."""
     spec, round = expected.spec, expected.round
     broken: dict[PeerId, str] = {}
     opened: dict[PeerId, Submission] = {}

@@ -58,7 +58,7 @@ class Facts:
 
     @property
     def commit_hash(self) -> Digest:
-        """The hash of the commit deadline."""
+        """The hash of the commit deadline's block."""
         return self.log.commit_hash
 
     @property

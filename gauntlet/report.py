@@ -125,7 +125,7 @@ class Report:
         }
 
     def to_body(self, spec: GauntletSpec) -> dict[str, Any]:
-        """Return the body for protocol.messages.encode_document."""
+        """Return the body for murmur.protocol.messages.encode_document."""
         return {
             "round": self.round,
             "peers": self.named(spec),

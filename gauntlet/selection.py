@@ -39,9 +39,9 @@ def peer_score(record: PeerRecord | None) -> float:
 
 
 def in_order(book: ScoreBook, peers: Collection[PeerId], commit_hash: Digest) -> tuple[PeerId, ...]:
-    """Sort the peers, best first, equal scores by SHAKE(hash of the commit deadline, hotkey). Their objects are fetched
-    in this order, so that newcomers' garbage comes after all peers with earlier good work, and no newcomer is always
-    the last."""
+    """Sort the peers, best first, equal scores by SHAKE(hash of the commit deadline's block, hotkey). Their objects are
+    fetched in this order, so that newcomers' garbage comes after all peers with earlier good work, and no newcomer is
+    always the last."""
 
     def place(peer: PeerId) -> tuple[float, int, PeerId]:
         return -peer_score(book.peers.get(peer)), Draw("tie", commit_hash, peer).words(8), peer
@@ -57,7 +57,8 @@ def standing(
     commit_hash: Digest,
     twins: Twins = NO_TWINS,
 ) -> Ranking:
-    """Rank the passing peers of `round`. Equal scores are ordered by SHAKE(hash of the commit deadline, hotkey).
+    """Rank the passing peers of `round`. Equal scores are ordered by SHAKE(hash of the commit deadline's block,
+    hotkey).
 
     Normally peers that were not evaluated are left out. They come after the eligible ones during the first
     `opening_rounds` rounds, and while fewer than three or less than half of the passing peers were ever evaluated.

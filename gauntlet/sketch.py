@@ -1,8 +1,8 @@
 """Find copies (docs/protocol.md section 5, COPY; docs/decisions/0012-sampled-sketches.md).
 
-Payloads are compared in some chunks, drawn from the hash of the commit deadline: all peers have committed by then, so a
-copier cannot know the chunks and change only those. A `Sketch` is a payload's content of the drawn chunks. Every pair
-first goes through a screen of a fixed small cost; possible copies are then counted exactly.
+Payloads are compared in some chunks, drawn from the hash of the commit deadline's block: all peers have committed by
+then, so a copier cannot know the chunks and change only those. A `Sketch` is a payload's content of the drawn chunks.
+Every pair first goes through a screen of a fixed small cost; possible copies are then counted exactly.
 """
 
 from bisect import bisect_right

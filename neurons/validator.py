@@ -1,4 +1,4 @@
-"""A validator: checks, scores and selects submissions, stands up for its selection on chain, and pays. `murmur
+"""A validator: checks, scores and selects submissions, votes on chain, and pays. `murmur
 validate` is the same program."""
 
 import sys

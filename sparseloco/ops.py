@@ -227,12 +227,12 @@ def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows:
 
 
 def restore_to_error_feedback(error: Mapping[str, Tensor], update: Update, sent: Update | None = None) -> None:
-    """As feedback.give_back, the specification."""
+    """As feedback.restore_to_error_feedback, the specification."""
     feedback.restore_to_error_feedback(error, update, sent, (_chosen.codec or outer).moves)
 
 
 def remove_from_error_feedback(error: Mapping[str, Tensor], update: Update) -> None:
-    """As feedback.strike, the specification."""
+    """As feedback.remove_from_error_feedback, the specification."""
     feedback.remove_from_error_feedback(error, update, (_chosen.codec or outer).moves)
 
 

@@ -36,7 +36,7 @@ _SPARE_BYTES = _BLOCK_BYTES - 1
 @dataclass(frozen=True, slots=True)
 class Sealed:
     """The data that a miner saves before it publishes anything. `envelope` (204 bytes) and `ciphertext` travel as one
-    object; `key` stays here until block D is final."""
+    object; `key` stays here until the block of the commit deadline is final."""
 
     envelope: bytes
     ciphertext: bytes = field(repr=False)

@@ -51,7 +51,10 @@ def test_wheel_and_source_distribution_are_whole(tmp_path: Path) -> None:
     with tarfile.open(source) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(tmp_path / "source", filter="data")
-    assert tracked("csrc", "docs", "docker", "murmur/configs", "constraints.txt", "README.md", "LICENSE") <= held
+    assert (
+        tracked("csrc", "docs", "docker", "neurons", "murmur/configs", "constraints.txt", "README.md", "LICENSE")
+        <= held
+    )
     subprocess.run([*pip, str(tmp_path / "source" / source.name.removesuffix(".tar.gz"))], check=True)
     (wheel,) = built.glob("*.whl")
     wheel.unlink()

@@ -31,7 +31,7 @@ class Heartbeat:
         """When the round's inner steps began, by our clock; None where we do not know."""
 
     def start(self) -> None:
-        self._ledger.time.start(self._go_on, "pulse")
+        self._ledger.time.start(self._go_on, "heartbeat")
 
     def set_position(self, round: int, theta: Digest) -> None:
         """Be at the start of this round, with this theta."""

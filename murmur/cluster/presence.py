@@ -94,8 +94,8 @@ class Presence:
         return max((self._seen[member].beat.round for member in self.running()), default=0)
 
     def forget_departed(self, before: float) -> set[PeerId]:
-        """Return the members that are not expected back, each only once: silent ones whose last beat is of a round
-        before this one."""
+        """Forget the members that are not expected back, and return them, each only once: silent ones whose last beat
+        is of a round before this one."""
         silence = self.rules.silent_seconds
         found = {m for m, seen in self._seen.items() if seen.silent >= silence and seen.beat.round < before}
         for member in found:

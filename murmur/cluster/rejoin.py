@@ -120,7 +120,7 @@ def theta_of_most(ledger: Ledger, round: int) -> Digest | None:
     member does, or several have as many. Raises StorageError, also where the store does not bring one of the beats."""
     beats, unread = ledger.read_beats()
     if unread:
-        raise StorageError(f"{len(unread)} of the members' beats could not be read, so who has most votes is not known")
+        raise StorageError(f"{len(unread)} of the members' beats could not be read: which theta most hold is not known")
     told = Counter(beat.theta for beat in beats.values() if beat.round == round and beat.theta is not None)
     best = [theta for theta, count in told.items() if count == max(told.values())]
     return best[0] if len(best) == 1 else None

@@ -127,7 +127,7 @@ def partial_beside(folder: Path) -> Iterator[Path]:
 @contextmanager
 def resumed(folder: Path) -> Iterator[Path]:
     """Yield DIR.partial with an earlier process' files; it becomes `folder` when the block succeeds, and stays
-    otherwise. Raises ConfigError as `beside`."""
+    otherwise. Raises ConfigError as `partial_beside`."""
     folder = folder.absolute()
     partial, lock = _begun(folder)
     try:

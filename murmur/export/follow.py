@@ -23,8 +23,8 @@ from murmur.protocol.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The evaluation's settings, and the file for its rows. tasks: as for `post.evaluate.evaluate`, none without the
-    extra `post`; options: its further arguments. held_out: int64 [num, context + 1]."""
+    """The evaluation's settings, and the file for its rows. tasks: as for `murmur.export.evaluate.evaluate`, none
+    without the extra `post`; options: its further arguments. held_out: int64 [num, context + 1]."""
 
     rows: Path
     held_out: Tensor

@@ -43,7 +43,7 @@ VALIDATOR_KINDS = {
 MEMBER_KINDS = {"claimed", "closed", "diverged", "recorded", "claims", "sent"}
 KINDS = NODE_KINDS | VALIDATOR_KINDS | MEMBER_KINDS | {"agreed", "stated", "unread", "tested"}
 EVALUATIONS = "evaluations"
-"""The node whose vote are evaluations of checkpoints (murmur/page/evaluations.py); no member is called so."""
+"""The node under whose name evaluations of checkpoints stand (murmur/page/evaluations.py); no member is called so."""
 MOST_METRICS = 200
 
 

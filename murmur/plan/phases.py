@@ -2,9 +2,9 @@
 
 A phase lists the bytes that pass through each rate, the number of threads, and its predecessors;
 murmur/plan/timeline.py computes times from them. Time counts from the commit deadline of the previous round, the last
-instant at which both roles are idle: the phases after it settle that round, and the next commit deadline is the
-deadline. A change of the code also changes its line here; `murmur plan`, its refusals, a disk's wear and the
-utilization follow.
+instant at which both roles are idle: the phases after it settle that round, and the next commit deadline ends the
+round. A change of the code also changes its line here; `murmur plan`, its refusals, a disk's wear and the utilization
+follow.
 """
 
 from abc import ABC, abstractmethod
@@ -101,7 +101,7 @@ DEADLINES = (
         "gather",
         lambda c: opening(c, "reveal"),
         "has read those who contribute",
-        "the reveal deadline is final",
+        "the reveal deadline's block is final",
         "whom it lacks it cannot select",
     ),
     Deadline(

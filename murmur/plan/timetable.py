@@ -17,9 +17,9 @@ from murmur.training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_to
 from murmur.training.sizes import size_words
 
 MARKS: dict[Opening, str] = {
-    "commit": "the commit deadline is final: commitments are counted",
-    "reveal": "the reveal deadline is final: keys are read",
-    "decided": "validators' words are final: the selection is known",
+    "commit": "the commit deadline's block is final: commitments are counted",
+    "reveal": "the reveal deadline's block is final: keys are read",
+    "decided": "validators' votes are final: the selection is known",
 }
 LIMIT = "next commit deadline"
 SMALL_BYTES = 100 * 10**6

@@ -14,7 +14,8 @@ class Clock:
     """Windows of a round; all fields except `start_block` are offsets or lengths in blocks.
 
     commit: D, the commit deadline: the last block in which a commitment counts. reveal: V, the reveal deadline: keys
-    are read until it is final. words: X, the vote deadline: the last block in which a vote counts. round_blocks: N.
+    are read until it is final. words (a vote's older name): X, the vote deadline: the last block in which a vote
+    counts. round_blocks: N.
     """
 
     start_block: int

@@ -78,7 +78,7 @@ class Run:
 
     def head_at(self, round: int) -> Digest:
         """Return the digest of the last published amendment of those in force in `round`, of the first spec before any:
-        together with the round it names one spec. Links of selections contain it (protocol.messages.link_of)."""
+        together with the round it names one spec. Links of selections contain it (murmur.protocol.messages.link_of)."""
         return next((a.digest for a in reversed(self.amendments) if a.from_round <= round), self.id)
 
     def settled_by(self, amendment: Amendment) -> int:

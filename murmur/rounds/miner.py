@@ -135,7 +135,7 @@ class Miner:
         self.finishing = self.node.time.start(finish, "aside")
 
     def pages(self, round: int) -> tuple[Page, ...]:
-        """Return the pages assigned to us, drawn from the hash of the commit deadline of the round before."""
+        """Return the pages assigned to us, drawn from the hash of the commit deadline's block of the round before."""
         node, spec = self.node, self.node.run.spec_at(round)
         header = node.wait_for(node.clock.page_block(round), f"the pages of round {round}")
         return assigned(

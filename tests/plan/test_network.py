@@ -78,7 +78,7 @@ def test_true_110_and_500_megabits_are_another_clock(capsys: pytest.CaptureFixtu
     refused = " ".join(planned(capsys, "--spec", "covenant-72b", *words)["refused"])
     for words_told in (
         "a miner commits 7.0 min after the commit deadline",
-        "after the reveal deadline is final",
+        "after the reveal deadline's block is final",
         "298%",
     ):
         assert words_told in refused

@@ -188,7 +188,14 @@ def test_fifty_kills_around_guesses(networks: Networks) -> None:
     hide_keys(network, "miner-3", tuple(draw.sample(range(200), 60)), "validator-1", "validator-2")
     network.start()
     network.run_until(2)
-    steps = [("expect", True), ("step", False), ("step", True), ("apply", False), ("apply", True), ("take_back", False)]
+    steps = [
+        ("expect", True),
+        ("step", False),
+        ("step", True),
+        ("apply", False),
+        ("apply", True),
+        ("undo_outer_step", False),
+    ]
     for _ in range(50):
         (name, after), victim = draw.choice(steps), draw.choice(("miner-1", "miner-2"))
         network.kill(victim)

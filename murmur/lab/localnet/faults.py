@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in KINDS:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
-    config = load("python -m murmur.lab.localnet.faults KIND", __doc__ or "", words[1:], os.environ)
+    config = load(f"python -m murmur.lab.localnet.faults {words[0]}", __doc__ or "", words[1:], os.environ)
     log_to_stderr(config.log_level)
     start_miner.start(config, KINDS[words[0]])
 

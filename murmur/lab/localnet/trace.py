@@ -278,7 +278,7 @@ def _judging_stations(played: PlayedRound) -> Iterator[Station]:
         "order",
         [
             f"{played.called(played.validator)} orders those that pass by PeerScore, equal ones by the "
-            "hash of the commit deadline:",
+            "hash of the commit deadline's block:",
             ", ".join(scores),
             *(f"{played.called(peer)} may not contribute: {why}" for peer, why in ranking.standing.items()),
             f"the chain's incentive decides where more than {places} are named: "

@@ -25,7 +25,7 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], threads: int, time:
                 return
             try:
                 done[at] = work(items[at])
-            except Exception as fault:  # noqa: BLE001 - raised where `beside` was called
+            except Exception as fault:  # noqa: BLE001 - raised where `parallel_map` was called
                 faults[at] = fault
 
     threads = min(threads, len(items))

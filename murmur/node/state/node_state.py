@@ -149,8 +149,8 @@ class NodeState:
         self.saved = saved
 
     def step_back(self, link: Digest) -> None:
-        """Restore the state at this link, one of `saved.consensus.links`; saved only by `stand`. Raises Lost, with no
-        usable state in place."""
+        """Restore the state at this link, one of `saved.consensus.links`; saved only by `commit_at_tip`. Raises Lost,
+        with no usable state in place."""
         kept = self.saved.consensus
         self._replay(kept.snapshot, kept.log[: kept.links.index(link)])
 
@@ -224,7 +224,7 @@ class NodeState:
         self, round: int, outer: OuterSpec, contributing: tuple[tuple[PeerId, Digest], ...], opened: Sequence[Opened]
     ) -> None:
         """Make the outer step of a round whose selection is not known yet, in memory only; none for a round that will
-        be void. `apply` keeps it if this was the selection; `take_back` undoes it."""
+        be void. `apply` keeps it if this was the selection; `undo_outer_step` undoes it."""
         if contributing:
             self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
         self.expected = Expected(round, contributing, outer, tuple(replace(each, update=None) for each in opened))
@@ -281,7 +281,7 @@ class NodeState:
     def step(self, round: int, outer: OuterSpec, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
         """Make the outer step of `round`, unless it was expected and made, from the state with this theta digest. Keep
         its payloads, so that a restart can make it again. link: of the round's selection. Not part of the saved state
-        until `stand`."""
+        until `commit_at_tip`."""
         self.snapshots.hold(wait=len(self.consensus.log) >= LOG_INTERVALS * self.first.checkpoint_rounds)
         payloads = self.redo.keep(self.cache, round, opened)
         if self.expected is None:

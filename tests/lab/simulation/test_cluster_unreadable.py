@@ -308,6 +308,6 @@ def test_one_document_that_cannot_be_read_stops_no_checkpoints(watched: Watched)
     found = {document.newest for member, document in owner(cluster).shown().items() if member != uploader}
     assert max(found) >= newest + 8
     broken.add(keys.beats(cluster.run) + uploader.hex())
-    with pytest.raises(StorageError, match="votes"):
+    with pytest.raises(StorageError, match="which theta most hold"):
         theta_of_most(owner(cluster), 20)
     cluster.close()
