@@ -229,13 +229,8 @@ def refs_named(run: Run, round: int, log: Log) -> dict[StateRef, int]:
     """Return every state that votes of the round name, with the counted stake behind it (heads, if none has stake), the
     most first; ties go to the lowest digests."""
     tally = _Tally(vote_weights(run, round, log.commit), log.posts)
-    stakes = {
-        state_ref: sum(tally.stakes[peer] for peer in tally.behind(state_ref)) for state_ref in set(tally.refs.values())
-    }
-    return {
-        state_ref: stakes[state_ref]
-        for state_ref in sorted(stakes, key=lambda state_ref: (-stakes[state_ref], state_ref))
-    }
+    stakes = {ref: sum(tally.stakes[peer] for peer in tally.behind(ref)) for ref in set(tally.refs.values())}
+    return {ref: stakes[ref] for ref in sorted(stakes, key=lambda ref: (-stakes[ref], ref))}
 
 
 class _Tally:
@@ -343,9 +338,8 @@ def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | 
     if final < last:
         return None
     state_ref = tally.state_ref
-    return _decided(
-        order, state_ref, tally.supported(state_ref, order.committed) if state_ref is not None else (), last, height
-    )
+    supported = tally.supported(state_ref, order.committed) if state_ref is not None else set()
+    return _decided(order, state_ref, supported, last, height)
 
 
 def named_by_most(run: Run, round: int, log: Log) -> tuple[tuple[PeerId, Digest], ...] | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import FrameType
 
 from murmur.lab.localnet.fault_kinds import FAULTS
-from murmur.lab.localnet.page import open_page
 from murmur.lab.localnet.plan import PRESETS, TINY, Link, Plan
 from murmur.node.program.process import new_folder
+from murmur.page.folder import open_page
 from murmur.protocol.errors import ConfigError, MurmurError
 
 CHAOS_ROUNDS = 8

@@ -5,12 +5,13 @@ It reads only files, so it works while the network runs, after its end, and wher
 """
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from murmur.page.cluster import ClusterNow, round_seconds
 from murmur.page.evaluations import Evaluations, in_folder
@@ -23,6 +24,9 @@ from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.messages import canonical_json
 from murmur.protocol.spec import RunSpec, TrainingSpec, parse_spec
 from murmur.protocol.types import DIGEST_BYTES, Digest, peer_id
+
+if TYPE_CHECKING:
+    from murmur.page.server import Page
 
 BY_HAND = "owner.toml"
 """Settings of a run's owner: where this file exists, nodes are started by hand (`murmur devnet`)."""
@@ -207,3 +211,15 @@ def _event(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
+
+
+def open_page(folder: Path, port: int = 0, host: str = "127.0.0.1") -> "Page | None":
+    """Return the run's page, not started yet. None where its two packages are not installed. port: 0 for any free one.
+    Raises ConfigError for a port that is taken, or an address that is not this machine's."""
+    try:
+        from murmur.page.server import Page
+    except ModuleNotFoundError:
+        return None
+    page = Page(Folder(folder), port, host)
+    sys.stderr.write(f"the page of this run is at {page.url}\n")
+    return page

@@ -68,13 +68,8 @@ class Clock:
     def window_end(self, block: int) -> int:
         """Return the last block of the window that contains the block after `block`."""
         round = self.round_at(block)
-        ends = (
-            self.commit_deadline(round),
-            self.reveal_deadline(round),
-            self.vote_deadline(round),
-            self.commit_deadline(round + 1),
-        )
-        return next(end for end in ends if end > block)
+        ends = self.commit_deadline(round), self.reveal_deadline(round), self.vote_deadline(round)
+        return next((end for end in ends if end > block), self.commit_deadline(round + 1))
 
     def round_at(self, block: int) -> int:
         """Return the round that covers `block`; negative before the run's start."""

@@ -50,10 +50,8 @@ class RepairAnswers(Copier):
         the vote deadline. Returns at once."""
         node, clock = self.node, self.node.clock
         try:
-            sources, seconds = (
-                node.sources(clock.commit_deadline(round)),
-                node.seconds_until(clock.vote_deadline(round)),
-            )
+            sources = node.sources(clock.commit_deadline(round))
+            seconds = node.seconds_until(clock.vote_deadline(round))
         except ChainError as fault:
             logger.debug(
                 "round {round}: cannot read which payloads others lack: {fault}", round=round, fault=str(fault)

@@ -148,8 +148,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     from murmur.lab.localnet.cluster import play
-    from murmur.lab.localnet.page import open_page
     from murmur.node.program.process import new_folder
+    from murmur.page.folder import open_page
 
     folder, quiet = new_folder(options.folder), options.json
     page = None if quiet else open_page(folder)

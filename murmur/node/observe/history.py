@@ -128,13 +128,10 @@ class History:
     def _decided(self, round: int, head: Header) -> Iterator[HistoryEvent]:
         """Yield the round's events from the chain; none if its node has pruned the round."""
         run, chain, clock = self.run, self.ports.chain, self.run.clock
-        last = clock.commit_deadline(round)
+        last, end = clock.commit_deadline(round), clock.vote_deadline(round)
         try:
-            found, when = self._agreement.outcome(run, round).agreed, chain.header(clock.vote_deadline(round)).time
-            log, at_vote_deadline = (
-                self._agreement.log(run, round, clock.vote_deadline(round)),
-                chain.peers(clock.vote_deadline(round)),
-            )
+            found, when = self._agreement.outcome(run, round).agreed, chain.header(end).time
+            log, at_vote_deadline = self._agreement.log(run, round, end), chain.peers(end)
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
