@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from murmur.cli import dashboard as dashboard
-from murmur.cli import network
 from murmur.cli.main import main
 from murmur.node.config.settings import NetworkConfig
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.observe.reader import AsOf, open_run
 from murmur.page.live import follower
 from murmur.page.live import network as watcher
@@ -70,7 +70,7 @@ def test_a_chain_that_is_dead_from_the_start_is_waited_for(
     monkeypatch.setattr(follower, "RETRY_SECONDS", 0.05)
     dead = [True]
 
-    def find() -> network.Opened:
+    def find() -> OpenedNetwork:
         if dead[0]:
             raise ChainError("the connection to the chain at ws://here failed")
         return opened(played)

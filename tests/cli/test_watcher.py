@@ -66,7 +66,7 @@ def test_the_validators_votes_and_weights_are_those_that_they_tell_of_themselves
     for row, name in zip(rows, ("one", "two"), strict=True):
         [said] = [event for event in played[name].events("word_posted") if event["round"] == 2]
         assert row["validator"] == hotkey(played[name].peer)
-        assert (row["said_in"], row["named"], len(row["peers"])) == (said["block"], said["named"], said["named"])
+        assert (row["voted_in"], row["named"], len(row["peers"])) == (said["block"], said["named"], said["named"])
         [state] = [event["theta"] for event in played[name].events("applied") if event["round"] == 1]
         assert (row["vote"], row["theta"], row["last_round"]) == ("names", state, 2)
         assert [row["set_in"]] == [

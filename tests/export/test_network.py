@@ -20,6 +20,7 @@ from murmur.export.rows import read_rows
 from murmur.export.verify import read_export
 from murmur.node.chain import follower, retrying_chain
 from murmur.node.config.settings import NetworkConfig
+from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.observe.reader import reading
 from murmur.node.sync import backoff
 from murmur.page.evaluations import in_home
@@ -63,7 +64,7 @@ def murmur(
     """murmur(*votes) -> (exit status, what it printed), over the played network."""
     ports = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), data=played.data, device="cpu")
-    there = network.Opened(config, tmp_path, ports, played.run, ())
+    there = OpenedNetwork(config, tmp_path, ports, played.run, ())
     monkeypatch.setattr(network, "open_network", lambda program, options: there)
 
     def call(*words: object) -> tuple[int, str]:
@@ -250,11 +251,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from murmur.export import follow, states
-from murmur.export.folder import beside
-from murmur.export.origin import Origin
-from murmur.export.rows import read_rows
-with beside(Path(sys.argv[1])) as partial:
+from murmur.export.folder import partial_beside
+with partial_beside(Path(sys.argv[1])) as partial:
     (partial / "model.safetensors").write_bytes(b"half")
     (partial / "work").mkdir()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -139,7 +139,7 @@ def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void
     assert world.run("void", running, "--round", "0", "--yes") == 2
     assert "nothing was agreed in round 0" in capsys.readouterr().err
     # Whether anything was agreed is the subject of test_records.py; here there is no node that said a word.
-    monkeypatch.setattr(murmur.run.amend, "was_agreed", lambda *_: True)
+    monkeypatch.setattr(murmur.cli.run.amend, "was_agreed", lambda *_: True)
     void = "void", running, "--round", "0", "--yes"
     assert "round 0 will be void from block" in told_in_the_end(world, capsys, *void)
     assert "declared void already" in told_in_the_end(world, capsys, *void)

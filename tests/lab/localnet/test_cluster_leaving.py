@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[3]
 TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 PROGRAM = """
 import os, sys, time
-from murmur.cli.programs import member as main
+from functools import partial
+from murmur.cli.programs import member
 from murmur.node.program.process import run_program
 from murmur.rounds.contribution import Training
 
@@ -40,7 +41,7 @@ def until_the_cause(training, stopped):
     return go_on(training, fails)
 
 Training.go_on = until_the_cause
-sys.exit(run_program(main))
+sys.exit(run_program(partial(member, sys.argv[1:], "member")))
 """
 """A member that is slow enough to be met in the middle of a round. Its training raises an error as soon as a file is
 there."""
@@ -70,7 +71,7 @@ class Pair:
         self.wait_for(self._trains_beside_the_other)
 
     def _member(self, name: str, cause: Path, *launcher: str) -> None:
-        words = program(self.folder, name)[2:]
+        words = program(self.folder, name)[3:]
         self.processes.start(name, [*launcher, str(self.folder / "program.py"), str(cause), *words])
 
     @property

@@ -141,7 +141,7 @@ def test_an_update_is_not_given_up_for_the_time_of_an_outage() -> None:
     mean._member = SimpleNamespace(
         time=SimpleNamespace(now=lambda: now),
         heartbeat=SimpleNamespace(step=0),
-        maintenance=SimpleNamespace(ask=ask),
+        maintenance=SimpleNamespace(publish_wanted=ask),
         spec=SimpleNamespace(cluster=rules),
         presence=SimpleNamespace(running=lambda: {peer}),
     )
