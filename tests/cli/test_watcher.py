@@ -88,7 +88,7 @@ def test_why_a_round_was_void_is_read_from_the_chain(silent: int, why: str, play
 
 
 class Mute(FakeChain):
-    """Nobody says a vote after this block; or (`blank`) all votes name nobody."""
+    """Nobody posts a vote after this block; or (`blank`) all votes name nobody."""
 
     since = 0
     blank = False
@@ -214,7 +214,7 @@ def test_the_walk_back_begins_where_the_run_stands_and_not_where_one_says_that_i
 def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_the_walk_begins(
     played: FakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The honest ones have spoken for the next round, and one that has not names what it has invented."""
+    """The honest ones have voted for the next round, and one that has not names what it has invented."""
     ports, clock = outside(played), played.clock
     head = ports.chain.finalized().block
     newest = clock.decided_before(head + 1)

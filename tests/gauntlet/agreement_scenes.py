@@ -64,7 +64,7 @@ def uids(found: Agreed | None, log: Log) -> set[int]:
 
 
 def selected(*posts: Post, **given) -> set[int]:
-    """Who is selected at X."""
+    """Who is selected at the vote deadline."""
     log = log_of(*posts, **given)
     return uids(decide(log), log)
 

@@ -32,7 +32,7 @@ def plain_last_vote(run: Run, peer: Peer) -> int | None:
 
 
 def plain_spoken(run: Run, round: int, peers: Sequence[Peer]) -> list[LastVotes]:
-    """Who has spoken before this round, by the slots of one state."""
+    """Who has voted before this round, by the slots of one state."""
     voted = []
     for peer in peers:
         at = plain_last_vote(run, peer)

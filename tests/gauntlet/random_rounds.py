@@ -49,7 +49,7 @@ STAKES = [
 
 
 def random_seat(random: Random, round: int) -> Slot | None:
-    """A validator's slot as of D: mostly of one that counts."""
+    """A validator's slot as of the commit deadline: mostly of one that counts."""
     clock = CLOCK
     before = round - random.choice([1, 1, 1, 1, 2, 4, 5, 64, 65])
     if random.random() < 0.75 and before >= 0:

@@ -79,7 +79,7 @@ def test_neither_a_commitment_nor_a_vote_for_another_round_is_one_for_this():
     ids=["nobody", "somebody else", "an abstention", "another theta", "another link"],
 )
 def test_what_was_named_counts_whatever_is_written_over_it(over):
-    """A leader with a third of the stake could once take an approval back shortly before X
+    """A leader with a third of the stake could once take an approval back shortly before the vote deadline
     (docs/decisions/0058-one-word-each.md)."""
     before = [say(A, D + 5, 0), say(B, X - 1, 0)]
     assert selected(*before) == selected(*before, over) == {0}
@@ -258,7 +258,7 @@ def test_nobody_is_selected_who_did_not_commit_by_d(uid):
 
 
 def test_a_uid_means_who_held_it_at_block_d():
-    """A uid that is recycled after D still selects the miner that committed."""
+    """A uid that is recycled after the commit deadline still selects the miner that committed."""
     log = log_of(*(say(peer, X, 3) for peer in EQUAL))
     assert [peer for peer, _ in decide(log).selection.contributing] == [MINERS[3].id]
 

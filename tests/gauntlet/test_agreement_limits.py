@@ -176,7 +176,7 @@ def test_all_nodes_of_one_state_decide_alike_however_they_list_it(share):
 
 
 def test_what_a_round_means_for_the_run_is_what_was_decided_in_it(share):
-    """The state as of X is that of the early decision: whoever was bound to it stays."""
+    """The state as of the vote deadline is that of the early decision: whoever was bound to it stays."""
     for seed in range(share(1000)):
         run, round, log = random_case(seed)
         last = run.clock.vote_deadline(round)

@@ -50,7 +50,7 @@ def test_who_counts_is_who_spoke_lately():
     oldest, too_old = late - SEAT_ROUNDS, late - SEAT_ROUNDS - 1
     speaks = {said: validator(said, 1, voted_before(said)) for said in (too_old, oldest, late - 1)}
     assert counts(*speaks.values()) == {speaks[oldest].id, speaks[late - 1].id}
-    # When nobody has spoken for so long, whoever ever did; before anybody could, whoever has announced itself.
+    # When nobody has voted for so long, whoever ever did; before anybody could, whoever has announced itself.
     here = validator(1, 1, ANNOUNCED)
     assert counts(speaks[too_old], here) == {speaks[too_old].id, here.id}
     assert counts(here, speaks[late - 1]) == {speaks[late - 1].id}

@@ -89,7 +89,7 @@ def test_after_64_rounds_whoever_is_left_settles_where_the_run_stands():
 
 
 def test_who_comes_back_settles_nothing_before_it_counts_and_takes_nobodys_place():
-    """In its first round back a majority has no seat, but all who spoke lately are asked whether the others' state is
+    """In its first round back a majority has no seat, but all who voted lately are asked whether the others' state is
     more than a minority's."""
     history = History({"big": 10, "one": 1, "two": 1})
     history.play(dict.fromkeys(("big", "one", "two"), history.state_ref))

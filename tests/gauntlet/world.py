@@ -153,7 +153,7 @@ def check(
 def sketches(
     remembered: Mapping[Remembered, bytes], commit_hash: Digest = COMMIT_HASH, num_values: int = COMPARED_VALUES
 ) -> list[Sketch]:
-    """What a validator that remembers these payloads compares with in the round of that block D."""
+    """What a validator that remembers these payloads compares with in the round of that commit deadline."""
     sample = Sample(SPEC.layout, commit_hash, num_values)
     return [Sketch(p.peer, p.round, p.payload, sample.excerpt(records)) for p, records in remembered.items()]
 

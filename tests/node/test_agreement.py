@@ -197,8 +197,8 @@ def test_walking_back_over_overwritten_slots_gives_the_log_of_who_recorded_every
 
 
 def test_a_vote_of_who_lost_its_place_on_the_subnet_in_the_round_stays() -> None:
-    """A validator says its vote, and hands its uid to another hotkey before X. Who reads at X has to read what those
-    read who were quicker: else they would go on from two selections."""
+    """A validator posts its vote, and hands its uid to another hotkey before the vote deadline. Who reads at the vote
+    deadline has to read what those read who were quicker: else they would go on from two selections."""
     world = make_world("one", "two", "three")
     say(world, "two", D + 2, 0)
     say(world, "one", D + 4, 0)
@@ -336,7 +336,7 @@ def test_a_joiner_reads_the_newest_round_and_no_more_where_that_settles_it() -> 
 
 
 def test_a_run_in_which_nobody_has_spoken_for_long_stands_where_it_stood() -> None:
-    """However long, and whether or not those that spoke are validators yet."""
+    """However long, and whether or not those that voted are validators yet."""
     world = make_world("one")
     tip = goes_on(world, MEMORY_ROUNDS + 3, "one")
     go_to(world, CLOCK.vote_deadline(tip.round + MEMORY_ROUNDS + 5))

@@ -121,7 +121,7 @@ def test_validators_that_fell_silent_in_different_rounds_go_on_from_one_state(
     networks: Networks, forger: type[Forger], lie: str
 ) -> None:
     """Each is killed three rounds after the one before, and all are away until chain nodes have pruned that; the liar
-    has most of what is spoken. Without an archive nobody names anything but what it held itself."""
+    has most of what is said. Without an archive nobody names anything but what it held itself."""
     network = networks(miners=2, keep_blocks=45, validators=dict.fromkeys(HONEST, 100) | {"liar": 140})
     begin(network, forger, *HONEST)
     network.wait_for(lambda: network["third"].program is not None)
@@ -255,7 +255,7 @@ def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_vote_parts_nobo
 def test_a_liar_that_repeats_what_one_that_left_said_last_keeps_nobody_out(
     networks: Networks, forger: type[Forger], archive: bool
 ) -> None:
-    """Together they have more than half of the stake that was spoken with lately, so that no round settles anything for
+    """Together they have more than half of the stake that was voted with lately, so that no round settles anything for
     a long while. Who joins then has to read it all, from an archive where its chain node has pruned it."""
     stakes = {"first": 120, "second": 115, "away": 100, "liar": 165}
     network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
@@ -314,7 +314,7 @@ def test_a_chain_that_fails_for_a_moment_moves_nobody(networks: Networks, forger
     [pytest.param(1, False, marks=pytest.mark.slow), (3, False), pytest.param(3, True, marks=pytest.mark.slow)],
 )
 def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networks, until: int, archive: bool) -> None:
-    """Their chain nodes have pruned the rounds since, and nobody but the liar spoke. What they held they had not said
+    """Their chain nodes have pruned the rounds since, and nobody but the liar voted. What they held they had not said
     yet, and in the first round nobody had said anything but that it is there."""
     stakes = {"first": 100, "second": 100, "liar": 60}
     network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)

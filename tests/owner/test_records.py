@@ -93,7 +93,7 @@ def test_a_minority_that_speaks_alone_does_not_speak_for_the_stake() -> None:
     forgotten = -1
 
     def peer(number: int, stake: int, last_round: int, block: int) -> Peer:
-        """As of the block: in every round up to this one it has spoken one block after D."""
+        """As of the block: in every round up to this one it has voted one block after the commit deadline."""
         round = min(last_round, (block - 1 - clock.commit_deadline(0)) // clock.round_blocks)
         link = invented if round == 5 else true
         vote = abstention(0) if round < 0 else vote_for(round, [], (link, link))

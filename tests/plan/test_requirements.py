@@ -145,7 +145,8 @@ def test_a_validator_that_checks_too_slowly_is_told_that_its_vote_comes_after_x(
 
 
 def test_no_copy_stands_between_a_validator_and_its_vote() -> None:
-    """Copies take longer than it is from V to X here, and hold up nothing; they are shared by those that count."""
+    """Copies take longer than it is from the reveal deadline to the vote deadline here, and hold up nothing; they are
+    shared by those that count."""
     plan = Plan(presets.read("covenant-72b-110").first, 8, 192 * 10**9)
     clock = plan.spec.clock
     for validators, copied in ((1, 20), (2, 20), (3, 20 * 2 / 3), (20, 2)):

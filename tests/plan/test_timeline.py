@@ -180,7 +180,7 @@ def test_a_validators_phases_by_hand() -> None:
     assert found["gather reserve"].seconds == pytest.approx(4 * payload / 2e6)
     # Of the contributors' two copies each a third.
     assert found["copies"].seconds == pytest.approx(20 * 2 / 3 * payload * (1 / RATES.hash.one + 1 / 1e6))
-    # It says its vote as soon as what it holds is checked.
+    # It posts its vote as soon as what it holds is checked.
     assert (found["vote"].begins, found["vote"].seconds) == (found["check"].ends, 24.0)
     assert found["copies"].begins == found["fetch data"].begins == found["vote"].ends
     assert not found["copies"].critical

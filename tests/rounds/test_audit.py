@@ -49,7 +49,7 @@ def of(verdict: Verdict, findings: Iterable[Finding]) -> list[tuple[Topic, PeerI
 
 
 def whole_rounds(network: FakeNetwork, count: int) -> None:
-    """Run until so many rounds are over: votes count until X, however early they decide."""
+    """Run until so many rounds are over: votes count until the vote deadline, however early they decide."""
     network.run_until(count)
     network.run_to_block(network.clock.vote_deadline(count - 1))
 

@@ -243,7 +243,7 @@ def test_weights_are_finite_after_many_corrections(networks: Networks) -> None:
 
 
 def test_who_puts_up_one_payload_and_commits_to_another_is_fetched_again(networks: Networks) -> None:
-    """What was fetched before D was signed, whole, and not what its owner was held to then."""
+    """What was fetched before the commit deadline was signed, whole, and not what its owner was held to then."""
 
     class ChangesItsMind(Miner):
         def seal(self, round: int, update: Any) -> Any:

@@ -24,7 +24,7 @@ Networks = Callable[..., FakeNetwork]
 
 
 class DiesAtBlockD(Collector):
-    """Dead in round 1, as soon as block D is final."""
+    """Dead in round 1, as soon as the commit deadline is final."""
 
     def collect(self, round: int, *rest: Any) -> Any:
         if round == 1:
@@ -33,7 +33,7 @@ class DiesAtBlockD(Collector):
 
 
 def restarted_in_round_1(network: FakeNetwork, block: int) -> None:
-    """A network whose validator died at D of round 1 and is back at `block`."""
+    """A network whose validator died at the commit deadline of round 1 and is back at `block`."""
     network.start("miner-1", "miner-2")
     network.start("validator", role=with_parts(DiesAtBlockD))
     network.run_blocks(lambda: not network["validator"].alive)
@@ -51,7 +51,7 @@ def test_a_validator_that_comes_back_after_block_d_still_judges_the_round(networ
 
 
 class Overruns(Retention):
-    """Each round's work lasts until block D of the next one has passed."""
+    """Each round's work lasts until the commit deadline of the next one has passed."""
 
     def keep(self, round: int) -> None:
         super().keep(round)
@@ -69,7 +69,7 @@ def test_a_lone_validator_whose_rounds_overrun_loses_none(networks: Networks) ->
 
 
 class Stalls(Miner):
-    """Its first inner step of round 1 lasts until block D has passed."""
+    """Its first inner step of round 1 lasts until the commit deadline has passed."""
 
     def train(self, round: int, pages: Any) -> None:
         replica, node = self.node.state.replica, self.node
@@ -135,7 +135,7 @@ class Blind(Collector):
 
 
 class Stopped(Collector):
-    """Our process is stopped in round 2 from D until long after V."""
+    """Our process is stopped in round 2 from the commit deadline until long after the reveal deadline."""
 
     def collect(self, round: int, *rest: Any) -> Any:
         if round == 2:

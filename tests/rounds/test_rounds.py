@@ -156,7 +156,7 @@ def test_a_pointer_that_may_not_be_followed_costs_only_its_owner(networks: Netwo
     network.start("validator", "miner-1", "miner-2")
     network.run_until(SEAT_ROUNDS + 2)
     network.assert_agreement()
-    # The stranger has most stake and never says a vote: it counts until it could have.
+    # The stranger has most stake and never posts a vote: it counts until it could have.
     assert network["validator"].voids() == list(range(SEAT_ROUNDS))
     assert network["validator"].contributing(SEAT_ROUNDS + 1) == names(network, "miner-1")
 

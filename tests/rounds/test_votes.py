@@ -29,8 +29,8 @@ from tests.rounds.test_rounds import names
 Networks = Callable[..., FakeNetwork]
 
 SEATED = range(SEAT_ROUNDS)
-"""Rounds in which a validator counts that has announced itself and never comes: nothing is settled before X then,
-unless all who may contribute are named."""
+"""Rounds in which a validator counts that has announced itself and never comes: nothing is settled before the vote
+deadline then, unless all who may contribute are named."""
 
 
 def show_only(network: FakeNetwork, miner: str, reader: str) -> None:
@@ -93,7 +93,7 @@ def test_a_peer_that_serves_one_validator_is_named_by_the_others_from_that_ones_
 
 
 def test_a_peer_that_serves_one_validator_costs_no_round_in_which_nobody_waits_for_it(networks: Networks) -> None:
-    """All have spoken before the others could have it."""
+    """All have voted before the others could have it."""
     network = networks(miners=3, validators={"first": 100, "second": 100, "third": 100})
     show_only(network, "miner-1", "first")
     network.start()
@@ -257,7 +257,7 @@ def test_a_vote_that_the_chain_refuses_the_only_validator_costs_the_update_and_n
 
 
 class TakesItsTime(Scores):
-    """Its checks last until so many blocks before X are final."""
+    """Its checks last until so many blocks before the vote deadline are final."""
 
     blocks_left: ClassVar[int]
 
@@ -343,7 +343,8 @@ LIKE_ANOTHER_THETA = ("another link", "the round before")
     [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER_THETA)) for name in INSTEAD],
 )
 def test_what_is_taken_back_shortly_before_x_counts(networks: Networks, instead: str) -> None:
-    """A vote that is needed, in rounds that stay open until X: a miner without a key might still be named."""
+    """A vote that is needed, in rounds that stay open until the vote deadline: a miner without a key might still be
+    named."""
     network = networks(miners=3, validators={"honest": 100, "liar": 100, "absent": 50})
     network.start("honest", "miner-1", "miner-2")
     network.start("miner-3", role=Mute)

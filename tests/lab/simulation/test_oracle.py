@@ -20,7 +20,7 @@ Said = Mapping[PeerId, StateRef | None]
 
 
 class Played:
-    """A chain on which rounds are spoken for, an oracle that watches it, and the tip by `gauntlet.agreement`."""
+    """A chain on which rounds are voted on, an oracle that watches it, and the tip by `gauntlet.agreement`."""
 
     def __init__(self) -> None:
         self.world, self.oracle = World(), Oracle(RUN)
