@@ -54,7 +54,7 @@ Each = Callable[[Callable[[Gathered], Submission | Rejection], Sequence[Gathered
 @dataclass(frozen=True, slots=True)
 class CheckFunctions:
     """What the checks need from the chain's and the storage's side. each: judges every peer, one after the other or
-    beside each other, and gives what it found in the peers' order."""
+    in parallel, and gives what it found in the peers' order."""
 
     verify: Verify
     unseal: Unseal
@@ -145,7 +145,7 @@ def _judged(
         envelope, ciphertext = _sealed(item, expected, functions)
         plaintext = _unsealed(item, envelope, ciphertext, expected, functions)
         submission = ops.parse_submission(peer, expected.round, plaintext, expected.spec.layout)
-        submission.update.digest  # noqa: B018 - hashed here, where peers may be judged beside each other
+        submission.update.digest  # noqa: B018 - hashed here, where peers may be judged in parallel
         return submission
     except InvalidSubmission as fault:
         return Rejection(peer, fault.reason, fault.detail)

@@ -89,7 +89,7 @@ class Judge:
         return standing(self.book, checked.passed, self.spec.gauntlet, self.round, self.commit_hash, checked.twins)
 
     def draw(self, checked: Checked, ranking: Ranking, sample_hash: Digest, validator: PeerId) -> Drawn:
-        """Draw who is evaluated, and beside whom. `sample_hash`: of the round's sample block."""
+        """Draw the peers that are evaluated, and their reference peers. `sample_hash`: of the round's sample block."""
         seed, rules = Seed(self.run, sample_hash, self.round, validator), self.spec.gauntlet
         passed, contributing = set(checked.passed), set(ranking.contributing)
         picked = pick(self.book, passed, contributing, rules, seed, checked.twins)

@@ -1,7 +1,7 @@
 """A cluster member's rounds: train, seal, publish, claim, and follow the record that the store holds of each.
 
 One round reads top to bottom in `Member.play`. Nobody is asked and nobody listens: all that members know of each other
-stands in their bucket (murmur/cluster/ledger.py), and who closes a round is whoever creates its record.
+stands in their bucket (murmur/cluster/ledger.py), and the member that creates a round's record closes the round.
 """
 
 from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ ENDING = 4
 
 
 def start_fetching(member: Membership, wanted: Sequence[Wanted], seconds: float) -> Collection:
-    """Start to fetch these objects of a round beside each other, within so many seconds."""
+    """Start to fetch these objects of a round in parallel, within so many seconds."""
     until = member.time.now() + seconds
     return Collection(
         wanted,

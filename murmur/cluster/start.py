@@ -91,7 +91,7 @@ def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpe
     except StorageError:
         if not is_member(folder, run):
             raise
-        last = None  # our disk has what the store has lost or cannot read, or tells whom to ask
+        last = None  # our disk has what the store lost or cannot read, or names the members to ask
     if last is None:
         return spec, ledger, open_data(config, spec, bucket, folder)
     logger.info(

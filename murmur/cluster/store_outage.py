@@ -1,4 +1,4 @@
-"""Waiting for a cluster's store, with a few words to whoever watches."""
+"""Waiting for a cluster's store. Tells the operator what it waits for."""
 
 from loguru import logger
 

@@ -102,7 +102,7 @@ DEADLINES = (
         lambda c: opening(c, "reveal"),
         "has read those who contribute",
         "the reveal deadline's block is final",
-        "whom it lacks it cannot select",
+        "it cannot select the peers that it lacks",
     ),
     Deadline(
         "validator",

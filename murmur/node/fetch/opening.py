@@ -54,7 +54,7 @@ def open_pinned(
 
 
 def open_threads(spec: TrainingSpec) -> int:
-    """How many payloads are opened or checked beside each other: a small one is not worth a thread."""
+    """How many payloads are opened or checked in parallel: a small one is not worth a thread."""
     return OPEN_THREADS if spec.object_bytes > PART_BYTES else 1
 
 

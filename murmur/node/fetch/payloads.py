@@ -31,7 +31,7 @@ from storage.seal import matches, signed_by
 ASK_SECONDS = 5.0
 """So long everybody is asked at most whether it has a copy of one payload, or a key .."""
 ASK_THREADS = 32
-"""".. so many beside each other, .."""
+"""".. so many in parallel, .."""
 ASKED_FOR = 4
 """.. for so many payloads at once."""
 
@@ -327,7 +327,7 @@ def _copies_of_others(
 def _keys_of_others(
     run: Digest, round: int, envelopes: Sequence[tuple[PeerId, Envelope]], sources: Sources, time: Time
 ) -> Mapping[PeerId, Data]:
-    """Keys that are neither in their owner's bucket nor in a mirror's, from whoever else has put one up."""
+    """Keys that neither their owner's bucket nor a mirror has, from other peers that published one."""
     others = sources.others()
 
     def given(pair: tuple[PeerId, Envelope]) -> tuple[PeerId, Data] | None:

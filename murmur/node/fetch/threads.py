@@ -8,7 +8,7 @@ docs/decisions/0022-keys-fairly-collected.md."""
 PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 OPEN_THREADS = 8
-"""Payloads that are opened, or checked, beside each other: the cipher keeps one core busy whatever their number is, and
+"""Payloads that are opened, or checked, in parallel: the cipher keeps one core busy whatever their number is, and
 each has a core or two to itself with what is hashed, copied and parsed."""
 PART_THREADS = 64
 """Parts of shards. Many: a part is small, and costs two round trips."""

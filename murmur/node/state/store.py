@@ -23,7 +23,7 @@ from murmur.training.checkpoint import blobs
 
 SCHEMA = 5
 DAMAGED_KEPT = 8
-"""So many files that were set aside are kept for whoever wants to know what the disk did; the oldest go first."""
+"""Number of files moved aside that are kept to show what the disk did; the oldest are deleted first."""
 _FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged database raises; the second when SQLite's message itself quotes damaged text."""
 _OF_THE_MACHINE = {
