@@ -108,7 +108,6 @@ BUGS: Mapping[str, tuple[Any, tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     bug, flags, where = BUGS[name]
@@ -117,7 +116,6 @@ def test_a_planted_bug_is_found(name: str, capsys: pytest.CaptureFixture[str]) -
     assert found[where] > 0, found["broken"][:3]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_without_it_nothing_is_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, flags, _ = BUGS[name]
