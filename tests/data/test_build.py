@@ -244,6 +244,7 @@ def test_processes_that_are_killed_leave_a_build_that_goes_on(
     while not list(out.glob(moment)) and child.poll() is None:
         assert time.monotonic() < until
         time.sleep(0.002)
+    assert child.poll() in (None, 0), "it has failed, so nothing was killed"
     child.send_signal(signal.SIGKILL)
     child.wait()
     # Whether it was quick enough to be done is not the question here: the test before this one kills at every write.
