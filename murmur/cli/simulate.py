@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faults-per-hour",
         type=float,
-        default=125.0,
-        help="faults in an hour of modelled time, everybody's together (default %(default)s)",
+        help="faults in an hour of modelled time, everybody's together (default 125; on a fitted clock none)",
     )
     parser.add_argument(
         "--hostile-stake",
@@ -46,6 +45,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="miners, of all, that work honestly only while a single validator reads their keys, and send garbage "
         "while the others do (default: none)",
+    )
+    parser.add_argument(
+        "--withhold",
+        type=int,
+        default=0,
+        metavar="N",
+        help="miners, of all, that show their keys or payloads as late as they count, or to validators only "
+        "(default: none)",
+    )
+    parser.add_argument(
+        "--outage",
+        action="store_true",
+        help="in every round the bucket of one miner is dead for two minutes from the commit deadline on",
+    )
+    parser.add_argument(
+        "--clock",
+        choices=("wide", "fitted"),
+        default="wide",
+        help="wide: most of a round is idle; fitted: as short as the plan of --spec-clock allows, on the machines and "
+        "lines that it names, with its number of places (default %(default)s)",
+    )
+    parser.add_argument(
+        "--spec-clock",
+        default="covenant-72b",
+        metavar="SPEC",
+        help="the preset, or TOML or JSON file, whose clock is fitted (default %(default)s)",
     )
     parser.add_argument(
         "--archive",
@@ -67,6 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Simulate; 0 when every invariant held, 1 when one broke."""
+    if options.faults_per_hour is None:
+        options.faults_per_hour = 0.0 if options.clock == "fitted" and not options.cluster else 125.0
     _check(options)
     began = time.monotonic()
     result = simulate_cluster(options) if options.cluster else simulate(options)
@@ -109,6 +136,7 @@ def staged(options: argparse.Namespace) -> Iterator[Stage]:
 
 def simulate(options: argparse.Namespace) -> "Result":
     """One run, from its first block to its last round."""
+    from murmur.lab.simulation.conditions import WIDE, fitted
     from murmur.lab.simulation.faults import Faults
     from murmur.lab.simulation.invariants import Witness
     from murmur.lab.simulation.network import Network
@@ -124,8 +152,12 @@ def simulate(options: argparse.Namespace) -> "Result":
             tell=witness.told,
             hostile_stake=options.hostile_stake,
             two_faced=options.two_faced,
+            withholding=options.withhold,
+            conditions=fitted(options.spec_clock) if options.clock == "fitted" else WIDE,
         )
-        faults = Faults(network, options.faults_per_hour, options.rounds, witness.fault, options.archive)
+        faults = Faults(
+            network, options.faults_per_hour, options.rounds, witness.fault, options.archive, options.outage
+        )
         witness.watch(network, faults.calm)
         try:
             network.begin()
@@ -199,7 +231,8 @@ def _command(options: argparse.Namespace) -> str:
     return (
         f"murmur simulate --rounds {options.rounds} --validators {options.validators} --miners {options.miners} "
         f"--faults-per-hour {options.faults_per_hour:g} --hostile-stake {options.hostile_stake:g} "
-        f"--two-faced {options.two_faced} --archive {options.archive} "
+        f"--two-faced {options.two_faced} --withhold {options.withhold} {'--outage ' * options.outage}"
+        f"--archive {options.archive} --clock {options.clock} --spec-clock {options.spec_clock} "
         f"--seed {options.seed} --trace history.jsonl"
     )
 
@@ -213,6 +246,7 @@ def _check(options: argparse.Namespace) -> None:
         ("faults_per_hour", 0, 100_000),
         ("hostile_stake", 0, 0.99),
         ("two_faced", 0, options.miners),
+        ("withhold", 0, options.miners - options.two_faced),
         ("seed", 0, 2**31 - 1),
     )
     for name, least, largest in limits:

@@ -213,7 +213,7 @@ class States:
             step.pairs,
             sources,
             follower.ports.verify,
-            follower.transfer_seconds(len(step.pairs)),
+            follower.transfer_seconds,
             payloads,
             follower.time,
         )

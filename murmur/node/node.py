@@ -6,26 +6,26 @@ finalised chain state, gathers exactly those submissions, applies them and saves
 run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py); meanwhile our votes abstain.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Tip, moved
-from gauntlet.commitment import commitment
+from gauntlet.agreement import Agreed, Tip, moved, order_of
 from murmur.node.chain.follower import Follower
 from murmur.node.chain.subnet_terms import SubnetTerms
 from murmur.node.config.ports import Ports
 from murmur.node.fetch.opening import Opened
-from murmur.node.fetch.payloads import Lacking, gather_pinned, prefetch
+from murmur.node.fetch.payloads import Brought, Lacking, bring_pinned, is_whole, open_whole
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync import run_discovery as runs
 from murmur.node.sync.amendments import adopted, follow, settle
 from murmur.node.sync.backoff import Backoff
 from murmur.node.sync.catchup import Followed, catch_up, join
 from murmur.node.sync.expected_selection import likely
+from murmur.node.sync.prefetch import Prefetch
 from murmur.node.sync.repair_requests import say_wanted, take_back_wanted
 from murmur.node.sync.selection_chain import SelectionChain
 from murmur.node.telemetry.events import round_seconds
@@ -33,14 +33,11 @@ from murmur.protocol.errors import STATE_PRUNED, ChainError, MurmurError, OutOfS
 from murmur.protocol.messages import first_link
 from murmur.protocol.ports import Time
 from murmur.protocol.run import Run
-from murmur.protocol.types import Digest, PeerId, StateRef, hotkey
-from storage.collect import Collection
+from murmur.protocol.types import Digest, PeerId, Selection, StateRef, hotkey
 
 VAIN_ROUNDS = 4
 """After this many rounds in which no node gave us the data that follows our state, our votes name our state again. A
 run whose newest payloads are lost everywhere recovers only in this way."""
-LOOK_BLOCKS = 0.5
-"""Blocks between two polls for the expected submissions."""
 ABORT_SECONDS = 10.0
 
 
@@ -95,7 +92,7 @@ class Node(Follower):
         self._decision: _Decision | None = None
         """The awaited decision of the round whose selection we expect."""
         self._guess_seconds: dict[str, float] = {}
-        self._prefetch: Collection | None = None
+        self._ahead = Prefetch(self, state)
         self._followed = Followed.LOST
         """The result of our last try to catch up."""
         self._tried = -2
@@ -172,8 +169,9 @@ class Node(Follower):
         """Apply the round's probable selection to theta, in memory only. Return whether theta is now the expected one.
         The next round starts from it. `advance` confirms it, or takes it back and applies the agreed selection.
 
-        We wait until the reveal deadline for a miner that committed and shows no key. Once the decision is known we do
-        not guess. If no miner committed, or none shows a key, the round will be void.
+        No guess waits for anybody. It is made at a fixed moment, when the block after the commit deadline is final, of
+        what lies whole on our disk by then, keys and bytes alike. Once the decision is known we do not guess. If no
+        miner committed, or none has shown a key, the round will be void.
         """
         state, last = self.state, self.clock.commit_deadline(round)
         if state.expected is not None:
@@ -181,9 +179,14 @@ class Node(Follower):
         try:
             if not self.at_tip or state.saved.round != round or self.head() < last:
                 return False
+            if self._ahead.keys_until(round) is None:  # after a restart
+                self.prefetch(round)
+            moment = self._ahead.keys_until(round)
+            if moment is not None:
+                self.wait_for(moment, f"the keys of round {round}")
             self.stop_prefetch()
             with self.timeline.begin("download") as download:
-                opened = self._gather_likely(round)
+                opened = self._open_likely(round)
         except ChainError as fault:
             logger.debug("round {round}: cannot predict the selection: {fault}", round=round, fault=str(fault))
             return False
@@ -193,8 +196,8 @@ class Node(Follower):
             contributing = tuple((each.peer, each.envelope) for each in opened)
             state.expect(round, self.run.spec_at(round).outer, contributing, opened)
         self._guess_seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
-        self._decision = _Decision(partial(self._decide_in_background, round), self.time)
         self.prefetch(round)
+        self._decision = _Decision(partial(self._decide_in_background, round), self.time)
         return True
 
     @property
@@ -203,48 +206,33 @@ class Node(Follower):
         return self.state.expected is not None
 
     def is_decided(self) -> bool:
-        """Whether the expected round's decision is known, right or wrong. Never waits."""
+        """Whether the expected round's decision is known, and what it selects is on our disk. Never waits."""
         return self._decision is not None and self._decision.is_known()
 
     def _decide_in_background(self, round: int) -> Agreed:
-        """Return the decision; runs in a thread of its own."""
-        self.state.replica.digest()  # computed now, ready for the confirmation
-        return self._decided(round)
+        """Return the decision, with what it selects on our disk; runs in a thread of its own. Nobody's bytes keep the
+        inner steps waiting: a wrong guess is corrected when they have come."""
+        state = self.state
+        state.replica.digest()  # computed now, ready for the confirmation
+        decision = self._decided(round)
+        if decision.selection is not None and decision.state_ref in (None, state.ref):
+            self.stop_prefetch()
+            if state.expected_by(round, self.run.spec_at(round), decision) is None:
+                self._bring(decision.selection)
+        return decision
 
-    def _gather_likely(self, round: int) -> list[Opened] | None:
-        """Gather and open the submissions that will probably be selected. An empty list means a void round; None means
-        that the decision came first."""
-        silent = frozenset[PeerId]()
-        while True:
-            head = self.head()
-            if self.agreement.agreed(self.run, round, head) is not None:
-                return None
-            contributing = likely(self.run, round, self.agreement.log(self.run, round, head), self._likely, silent)
-            try:
-                return [each for each in self._gather_now(round, contributing, head) if each.update is not None]
-            except Lacking as fault:
-                if head >= self.clock.reveal_deadline(round):
-                    silent |= frozenset(fault.peers)
-                else:
-                    self.time.sleep(LOOK_BLOCKS * self.run.first.clock.block_seconds)
-
-    def _gather_now(self, round: int, contributing: Sequence[tuple[PeerId, Digest]], head: int) -> list[Opened]:
-        """Gather these submissions from their owners and mirrors. Raises Lacking."""
+    def _open_likely(self, round: int) -> list[Opened] | None:
+        """Open the submissions that will probably be selected, as far as they are whole on our disk. An empty list
+        means a void round; None means that the decision came first."""
+        head, run, cache = self.head(), self.run, self.state.cache
+        if self.agreement.agreed(run, round, head) is not None:
+            return None
         self.state.link_own_payload(self.me, round)
-        spec, clock = self.run.spec_at(round), self.run.first.clock
-        left = max(LOOK_BLOCKS, self.clock.reveal_deadline(round) - head) * clock.block_seconds
-        return gather_pinned(
-            spec,
-            self.run.id,
-            round,
-            contributing,
-            self.sources(),
-            self.ports.verify,
-            left,
-            self.state.cache,
-            self.time,
-            from_all=False,
-        )
+        log = self.agreement.log(run, round, head)
+        committed = {promise[0] for promise in order_of(run, round, log).committed.values()}
+        silent = {peer for peer in committed if not is_whole(run.id, round, peer, cache)}
+        pairs = likely(run, round, log, self._likely, silent)
+        return open_whole(run.spec_at(round), run.id, round, pairs, self.ports.verify, cache, self.time)
 
     # --- agreed selections -----------------------------------------------------------------------------------
 
@@ -363,28 +351,34 @@ class Node(Follower):
     def gather(self, decision: Agreed) -> list[Opened]:
         """Open every selected submission of an agreed selection. Waits, and asks all sources until it has them. Raises
         OutOfSync after a whole round: then only a checkpoint helps."""
-        selection = decision.selection
-        assert selection is not None
+        assert decision.selection is not None
+        return self._bring(decision.selection).open(self.run.spec_at(decision.selection.round), self.time)
+
+    def _bring(self, selection: Selection) -> Brought:
+        """Bring every selected submission to our disk, as `gather` says."""
         self.state.link_own_payload(self.me, selection.round)
         spec = self.run.spec_at(selection.round)
         give_up = self.time.now() + spec.clock.round_blocks * spec.clock.block_seconds
         pause, said = 0.2, frozenset[PeerId]()
+
+        def seconds(lacked: int) -> float:
+            return min(self.transfer_seconds(lacked), max(give_up - self.time.now(), 1.0))
+
         while True:
-            sources = self.sources()
             try:
-                return gather_pinned(
+                return bring_pinned(
                     spec,
                     self.run.id,
                     selection.round,
                     selection.contributing,
-                    sources,
+                    self.sources(),
                     self.ports.verify,
-                    self.transfer_seconds(len(selection.contributing)),
+                    seconds,
                     self.state.cache,
                     self.time,
                 )
             except Lacking as fault:
-                if self.time.now() > give_up:
+                if self.time.now() >= give_up:
                     raise OutOfSync(f"round {selection.round} cannot be fetched from any source: {fault}") from None
                 if said != (lacked := frozenset(fault.peers)) and say_wanted(self, fault.round, lacked):
                     said = lacked
@@ -393,48 +387,12 @@ class Node(Follower):
                 pause = min(2 * pause, 10.0)
 
     def prefetch(self, round: int) -> None:
-        """Start to fetch the submissions that will probably be selected, until the selection is known. Before the
-        commit deadline: those of the miners selected last, if they are uploaded already. After the commit deadline:
-        those that committed, the last selected first, then the lowest uids, up to the number of places. A submission
-        fetched only after its selection makes every node late for the next round. Nothing waits for it and nothing
-        depends on it."""
-        self.stop_prefetch()
-        try:
-            last, head = self.clock.commit_deadline(round), self.head()
-            peers = self.ports.chain.peers(min(last, head))
-            timeout = self.seconds_until(self.clock.vote_deadline(round))
-        except ChainError as fault:
-            logger.debug("round {round}: cannot fetch payloads early: {fault}", round=round, fault=str(fault))
-            return
-        spec, again = self.run.spec_at(round), self._likely
-        promises = {
-            peer.id: commitment(peer, round, last)
-            for peer in sorted(peers, key=lambda peer: (peer.id not in again, peer.uid))
-        }
-        here = {peer for peer, _ in self.state.expected.contributing} if self.state.expected is not None else set()
-        promised = {
-            peer: promise.envelope if promise is not None else None
-            for peer, promise in promises.items()
-            if (peer in again if head < last else promise is not None)
-        }
-        places = max(spec.gauntlet.contributors, len(again))
-        first = {peer: promised[peer] for peer in islice(promised, places) if peer != self.me and peer not in here}
-        if first and timeout > 0:
-            self._prefetch = prefetch(
-                spec,
-                self.run.id,
-                round,
-                first,
-                self.sources(min(last, head)),
-                self.ports.verify,
-                timeout,
-                self.state.cache,
-                self.timeline.begin("prefetch").end,
-                self.time,
-            )
+        """Start to fetch the submissions that will probably be selected, until the selection is known
+        (murmur/node/sync/prefetch.py)."""
+        expected = self.state.expected
+        here = {peer for peer, _ in expected.contributing} if expected is not None else set()
+        self._ahead.start(round, self._likely, here)
 
     def stop_prefetch(self) -> None:
         """Stop fetching ahead; fetched submissions stay in the cache."""
-        prefetch, self._prefetch = self._prefetch, None
-        if prefetch is not None:
-            prefetch.stop()
+        self._ahead.stop()

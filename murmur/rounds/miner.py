@@ -25,9 +25,10 @@ from murmur.rounds.contribution import Diverged, RoundWork
 from murmur.rounds.outcome import Outcomes
 from murmur.rounds.repair_answers import RepairAnswers
 from sparseloco.update import Update
-from storage.exchange import publish
+from storage.exchange import cached, publish
 from storage.mirror import Mirror
 from storage.realtime import seconds_until
+from storage.resume import keep
 
 
 class RoundOver(MurmurError):
@@ -118,11 +119,12 @@ class Miner:
         self.node.look_at_terms(round)
 
     def finish_in_background(self, round: int, counts: bool) -> None:
-        """Run tasks in the background that the next round does not need."""
-        if self.finishing is not None:
-            self.finishing.join()  # its time is up since the vote deadline
+        """Run tasks in the background that the next round does not need, after those of the last one."""
+        before = self.finishing
 
         def finish() -> None:
+            if before is not None:
+                before.join()
             try:
                 if counts:
                     self.report(round)
@@ -284,15 +286,16 @@ class Miner:
         with node.state.timeline.begin("reveal"):
             proof = node.state.replica.sync_proof(node.ports.chain.header(last).hash, node.me)
             unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
-            reveal = replace(unsigned, signature=node.ports.signer.sign(unsigned.signed_part))
-            deadline = max(1.0, node.seconds_until(node.clock.reveal_deadline(round)))
-            publish(
-                node.ports.bucket,
-                keys.reveal(node.run.id, round),
-                reveal.encode(),
-                timeout_seconds=deadline,
-                time=node.time,
-            )
+            reveal = replace(unsigned, signature=node.ports.signer.sign(unsigned.signed_part)).encode()
+            keep(cached(node.state.cache, node.me, keys.reveal(node.run.id, round)), reveal)
+            self.show(round, reveal)
+
+    def show(self, round: int, reveal: bytes) -> None:
+        """Make the key visible."""
+        node = self.node
+        deadline = max(1.0, node.seconds_until(node.clock.reveal_deadline(round)))
+        key = keys.reveal(node.run.id, round)
+        publish(node.ports.bucket, key, reveal, timeout_seconds=deadline, time=node.time)
         node.state.events.emit("revealed", round)
 
     def report(self, round: int) -> None:

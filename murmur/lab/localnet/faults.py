@@ -129,7 +129,7 @@ class Copycat(Miner):
             pair = [(peer.id, statement.envelope)]
             try:
                 opened = gather_pinned(
-                    node.run.first, node.run.id, round, pair, sources, node.ports.verify, node.transfer_seconds(1)
+                    node.run.first, node.run.id, round, pair, sources, node.ports.verify, node.transfer_seconds
                 )
             except StorageError:
                 continue

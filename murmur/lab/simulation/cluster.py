@@ -13,7 +13,7 @@ from murmur.cluster.group_keys import Group
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.member import Member
 from murmur.lab.simulation.clock import Killed, Life
-from murmur.lab.simulation.machine import COMPRESSION, DATA, Machine, Machines, Recorder, inner, transfer_seconds
+from murmur.lab.simulation.machine import COMPRESSION, DATA, Line, Machine, Machines, Recorder, inner
 from murmur.lab.simulation.modelled_replica import DEEP, MODEL, Costs, ModelledReplica, NoText
 from murmur.lab.simulation.store import Call
 from murmur.node.state.node_state import NodeState
@@ -98,7 +98,7 @@ class Cluster(Machines[MemberMachine]):
 
         def link(key: str, num_bytes: int, *, up: bool) -> float:
             slow = max([1.0, *machine.slow, *self.store_slow])
-            return transfer_seconds(draw, num_bytes, large="/payload/" in key or "blob/" in key, up=up) * slow
+            return Line().seconds(draw, num_bytes, large="/payload/" in key or "blob/" in key, up=up) * slow
 
         bucket = self.store.bucket(BUCKET, reader=machine.name, time=life, link=link)
         ledger = SerialLedger(bucket, self.run, Group(SECRET), machine.id, life)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from math import exp, log
 
 from murmur.lab.simulation.chain import BLOCK_SECONDS
+from murmur.lab.simulation.conditions import FINALITY_LAG
 from murmur.lab.simulation.hostile import serves
-from murmur.lab.simulation.network import FINALITY_LAG, Network, SimulatedNode
+from murmur.lab.simulation.network import Network, SimulatedNode
 from murmur.lab.simulation.store import Faults as StoreFaults
 
 STORM_ROUNDS, CALM_ROUNDS = 18, 6
@@ -20,6 +21,7 @@ FIRST_ROUND = 1
 """The first round has no faults: a run begins when its owner sees that all nodes are there."""
 ARCHIVE_SHARE = 1 / 3
 """Share of a storm's rounds in which an archive answers that is only available at times ("some")."""
+OUTAGE_BLOCKS = 10
 LONG_ROUNDS = 8.0
 """The longest outage, in rounds."""
 
@@ -98,12 +100,14 @@ class Faults:
         rounds: int,
         told: Callable[[Incident], None] = lambda incident: None,
         archive: str = "yes",
+        outage: bool = False,
     ) -> None:
         """`archive`: whether a public archive of the chain answers: "yes", "no", or "some", which means in every round
-        of a calm and in a third of the others."""
+        of a calm and in a third of the others. `outage`: in every round the bucket of one miner, drawn anew, is dead
+        for `OUTAGE_BLOCKS` from the commit deadline on."""
         self.network, self.per_hour, self.rounds, self.told = network, per_hour, rounds, told
         self.random = random.Random(f"faults {network.seed}")
-        self.archive = archive
+        self.archive, self.outage = archive, outage
         self.count = 0
         self._buckets: dict[str, Afflicted] = {}
         self._replaced = 0
@@ -133,6 +137,8 @@ class Faults:
         if self.per_hour > 0:
             self._next(self.network.clock.now)
         self._others_serve()
+        if self.outage:
+            self._goes_out()
 
     def calm(self, round: int) -> bool:
         """Whether this round has no faults."""
@@ -186,6 +192,21 @@ class Faults:
                 self._set(member)
         blocks = max(1, clock.start(round + 1) - network.world.head)
         self._after(blocks * BLOCK_SECONDS, self._others_serve)
+
+    def _goes_out(self) -> None:
+        """Repeats every round, from the block of the commit deadline on."""
+        network = self.network
+        clock, head, now = network.run.clock, network.world.head, network.clock.now
+        round = clock.round_at(head)
+        if head >= clock.commit_deadline(round):
+            miners = [m for m in network.members.values() if not m.validates and not m.hostile and not m.gone]
+            member = random.Random(f"outage {network.seed} {round}").choice(miners)
+            seconds = OUTAGE_BLOCKS * BLOCK_SECONDS
+            self.told(Incident("store dead", member, now, now + seconds))
+            self._store_dead(member, seconds)
+            round += 1
+        blocks = max(1, clock.commit_deadline(round) - head)
+        self._after(blocks * BLOCK_SECONDS, self._goes_out)
 
     # --- processes and homes -----------------------------------------------------------------------------------
 

@@ -1,28 +1,34 @@
 """Attackers of the run: validators with a minority of the stake that do all the work of an honest one and then lie in
-their votes; and miners without stake that show each validator another face.
+their votes; miners without stake that show each validator another face; and those that withhold their work until the
+last moment.
 
 Hostile validators agree on one lie per round, drawn from the run and the round, so that they lie with all their stake.
 Their servers answer as they like.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gauntlet.agreement import abstention
 from gauntlet.book import ScoreBook, eligible
+from murmur.lab.simulation.chain import Blocks
 from murmur.lab.simulation.modelled_replica import Contrary, ModelledReplica, NoText
 from murmur.lab.simulation.store import Call
 from murmur.node.node import Node
-from murmur.protocol.errors import ChainError, ObjectMissing
+from murmur.protocol.errors import ChainError, ObjectMissing, StorageError
 from murmur.protocol.messages import first_link
+from murmur.protocol.run import Run
 from murmur.protocol.spec import GauntletSpec
 from murmur.protocol.types import Digest, Page, PeerId, Vote
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
 from murmur.rounds.votes import Votes
 
+Attack = Literal["votes", "faces", "withholds"]
+"""What a hostile member does, honest in all else: it lies in its votes, shows each validator another face, or shows its
+work as late as that counts."""
 EVERYBODY = (1 << 12) - 1
 LIES = (
     "honest",
@@ -189,3 +195,62 @@ class TwoFacedMiner(Miner):
             super().train(round, pages)
         finally:
             modelled.problem = honest
+
+
+WITHHOLDS = ("late", "stall", "unserved")
+"""How a miner withholds its work, until a moment at which validators still count it. `late`: it shows its key in the
+last block. `stall`: whoever reads its payload waits until shortly before. `unserved`: miners get neither payload nor
+key, and fetch both from validators' copies."""
+STALL_BLOCKS = 2
+"""Blocks before the reveal deadline in which a stalled payload comes."""
+
+
+@dataclass
+class Withheld:
+    """Miners that do all of their work, and show it as late as it counts, so that whoever waits for it misses its own
+    deadline. They serve one another. Each draws anew in every round how it withholds."""
+
+    run: Run
+    blocks: Blocks
+    miners: Collection[str]
+
+    def drawn(self, miner: str, round: int) -> str:
+        """Return how this miner withholds in this round."""
+        return random.Random(f"withheld {self.run.id.hex()} {miner} {round}").choice(WITHHOLDS)
+
+    def answer(self, call: Call) -> None:
+        """Called before a server answers. Raises StorageError or ObjectMissing for readers that get nothing."""
+        of = next((kind for kind in ("payload", "reveal") if f"/{kind}/" in call.key), None)
+        if call.verb != "get" or call.bucket not in self.miners or call.reader in self.miners or of is None:
+            return
+        round = int(call.key.rsplit("/", 1)[1])
+        kind = self.drawn(call.bucket, round)
+        if kind == "unserved" and call.reader.startswith("miner"):
+            raise ObjectMissing("get: there is no such object or bucket")
+        if kind == "stall" and of == "payload":
+            shown = self.run.clock.reveal_deadline(round) - STALL_BLOCKS
+            if not self.blocks.wait(shown, final=True, until=self.blocks.clock.now + call.timeout_seconds):
+                raise StorageError("get: out of time")
+
+
+class WithholdingMiner(Miner):
+    """One of these miners. It knows its own key, and expects itself."""
+
+    def __init__(self, node: Node, shards: NoText, withheld: Withheld, name: str) -> None:
+        super().__init__(node, shards)
+        self.withheld, self.name = withheld, name
+
+    def show(self, round: int, reveal: bytes) -> None:
+        if self.withheld.drawn(self.name, round) != "late":
+            super().show(round, reveal)
+            return
+        show = super().show
+
+        def later() -> None:
+            try:
+                self.node.wait_for(self.node.clock.reveal_deadline(round) - 1, "the last moment")
+                show(round, reveal)
+            except (ChainError, StorageError):
+                return
+
+        self.node.time.start(later, "late key")

@@ -4,7 +4,7 @@ The witness sees all nodes and every fault, which no node does. It changes nothi
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import IO, Any
@@ -52,6 +52,12 @@ class Result:
     unpaid: int = 0
     """Honest validators that had set no weights for too long at the end of a calm."""
     oldest_needed_checkpoint_rounds: int = 0
+    honest_contributed: float = 0.0
+    """Mean share of the honest miners that contribute in a round; a void round counts as 0."""
+    withholders_pay: float = 0.0
+    """Mean share that withholding miners have of the weights that honest validators set .."""
+    withholders_work: float = 0.0
+    """.. and their share of all rounds that miners trained in."""
     loss_fall: float = 0.0
     """Fall of the held-out loss since theta_0: the model's progress, for comparison with a run of the same seed without
     faults."""
@@ -106,6 +112,12 @@ class Witness:
         """Contributors by round, as honest nodes have applied them (empty: void), until they are compared with the
         oracle."""
         self._recoveries: list[float] = []
+        self._shares: list[float] = []
+        """Shares of the honest miners that contributed, by round."""
+        self._paid: list[float] = []
+        """Shares of the withholding miners in rows of weights."""
+        self._worked: set[tuple[str, int]] = set()
+        """(miner, round) of all inner rounds that were trained, whether the work was in time or not."""
         self._measured = -1
         """The newest round after which an honest validator measured the held-out loss."""
         self._revealed: dict[int, set[str]] = {}
@@ -158,6 +170,9 @@ class Witness:
             self._measured, self.result.loss_fall = round, START_LOSS - fields["val_loss"]
         elif event == "weights":
             self._weighed(member, round, seen)
+            self._pays(member, fields["weights"])
+        elif event in ("committed", "interrupted") and not member.validates:
+            self._worked.add((member.name, round))
         elif event == "weights_refused" and not member.hostile:
             self.result.refused_weights += 1
             self._broke(f"{member.name}: the weights of round {round} do not stand in block {fields['block']}")
@@ -172,6 +187,11 @@ class Witness:
             if why is not None:
                 result.explained[why] = result.explained.get(why, 0) + 1
         result.recovery_rounds_p99 = _percentile(self._recoveries, 0.99)
+        result.honest_contributed = _mean(self._shares)
+        result.withholders_pay = _mean(self._paid)
+        members = self._network.members
+        theirs = sum(members[name].hostile == "withholds" for name, _ in self._worked)
+        result.withholders_work = round(theirs / max(1, len(self._worked)), 4)
         result.history = self._history.hexdigest()
         return result
 
@@ -187,6 +207,9 @@ class Witness:
         self._agree(member, round + 1, fields["theta"])
         if round not in self._applied:
             self._applied.add(round)
+            miners = [m for m in self._network.members.values() if not (m.validates or m.hostile or m.gone)]
+            contributed = sum(hotkey(m.peer) in fields["contributing"] for m in miners)
+            self._shares.append(contributed / max(1, len(miners)))
             if fields["void"]:
                 self._void[round] = self._why_void(round)
                 if self._void[round] is None:
@@ -274,6 +297,15 @@ class Witness:
         if not member.hostile and (round != number or 2 * read < there):
             self.result.unobserved_weights += 1
             self._broke(f"{member.name} sets weights in round {number} from {read} of {there} keys of round {round}")
+
+    def _pays(self, member: SimulatedNode, weights: Mapping[str, float]) -> None:
+        """Record the share of a row of weights that withholding miners get."""
+        if member.hostile:
+            return
+        network = self._network
+        withholding = {hotkey(m.peer) for m in network.members.values() if m.hostile == "withholds"}
+        uids = {str(peer.uid) for peer in network.world.pending_peers if hotkey(peer.id) in withholding}
+        self._paid.append(sum(w for uid, w in weights.items() if uid in uids) / sum(weights.values()))
 
     def _recover(self, member: SimulatedNode, seen: _Seen) -> None:
         """Check that a restarted node is soon at the current round again."""
@@ -413,6 +445,10 @@ class Witness:
         self._history.update(line.encode())
         if self._trace is not None:
             self._trace.write(line + "\n")
+
+
+def _mean(values: list[float]) -> float:
+    return round(sum(values) / max(1, len(values)), 4)
 
 
 def _percentile(values: list[float], share: float) -> float:

@@ -34,10 +34,6 @@ from murmur.protocol.spec import CompressionSpec, DataSpec, InnerSpec, ModelSpec
 from murmur.protocol.types import Digest
 from murmur.training import checkpoint
 
-LARGE_BYTES = 100_000
-"""What one byte of a payload or of the model's state stands for: a payload of some 200 MB."""
-UP_BYTES, DOWN_BYTES = 110e6 / 8, 500e6 / 8
-"""Bytes a second of everybody's line."""
 STORE_SECONDS = (0.02, 0.2)
 RESTART_SECONDS = (5.0, 20.0)
 """What a service manager and the program's start take together."""
@@ -215,7 +211,16 @@ def inner(steps: int) -> InnerSpec:
     return InnerSpec(steps=steps, sequences=PAGE_SEQUENCES, peak_lr=1.0, final_lr=1.0, warmup_steps=0, decay_steps=1)
 
 
-def transfer_seconds(draw: random.Random, num_bytes: int, *, large: bool, up: bool) -> float:
-    """What an object takes on a machine's line. large: a payload, or a part of the model's state."""
-    size = num_bytes * LARGE_BYTES if large else num_bytes
-    return draw.uniform(*STORE_SECONDS) + size / (UP_BYTES if up else DOWN_BYTES)
+@dataclass(frozen=True)
+class Line:
+    """A machine's line: bytes a second, and what one byte of a payload or of the model's state stands for. By default
+    a payload has some 200 MB. Transfers beside one another do not slow each other down."""
+
+    up_bytes: float = 110e6 / 8
+    down_bytes: float = 500e6 / 8
+    large: float = 100_000
+
+    def seconds(self, draw: random.Random, num_bytes: int, *, large: bool, up: bool) -> float:
+        """What an object takes. large: a payload, or a part of the model's state."""
+        size = num_bytes * self.large if large else num_bytes
+        return draw.uniform(*STORE_SECONDS) + size / (self.up_bytes if up else self.down_bytes)

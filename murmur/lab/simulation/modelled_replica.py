@@ -58,13 +58,15 @@ PAGE_TOKENS = PAGE_SEQUENCES * MODEL.context
 
 @dataclass(frozen=True)
 class Costs:
-    """Modelled seconds of this machine's work; each draw is within a tenth of it. `inner`: a round's inner steps."""
+    """Modelled seconds of this machine's work; each draw is within `spread` of it (a share). `inner`: a round's inner
+    steps."""
 
     inner: float
     compress: float = 4.0
     outer: float = 3.0
     probe: float = 0.5
     sequence: float = 0.02
+    spread: float = 0.1
 
 
 class Positions(Split):
@@ -236,8 +238,9 @@ class ModelledReplica(Replica):
         self._time.sleep(self._drawn(seconds))
 
     def _drawn(self, seconds: float) -> float:
-        """Return a draw within a tenth of `seconds`."""
-        return seconds * self._random.uniform(0.9, 1.1)
+        """Return a draw within the spread of `seconds`."""
+        spread = self._costs.spread
+        return seconds * self._random.uniform(1 - spread, 1 + spread)
 
     def _weights(self) -> npt.NDArray[np.float32]:
         flat: npt.NDArray[np.float32] = np.concatenate([w.numpy().reshape(-1) for w in self._trainer.weights.values()])

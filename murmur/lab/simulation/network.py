@@ -3,18 +3,19 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from murmur.lab.simulation.chain import BLOCK_SECONDS, Blocks, NodeChain, NodeConnection
 from murmur.lab.simulation.clock import Life
-from murmur.lab.simulation.hostile import Faces, HostileValidator, TwoFacedMiner
-from murmur.lab.simulation.machine import COMPRESSION, DATA, Machine, Machines, Recorder, inner, transfer_seconds
-from murmur.lab.simulation.modelled_replica import MODEL, Costs, ModelledReplica, NoText
+from murmur.lab.simulation.conditions import FINALITY_LAG, WIDE, Conditions
+from murmur.lab.simulation.hostile import Attack, Faces, HostileValidator, TwoFacedMiner, Withheld, WithholdingMiner
+from murmur.lab.simulation.machine import COMPRESSION, DATA, Machine, Machines, Recorder, inner
+from murmur.lab.simulation.modelled_replica import MODEL, ModelledReplica, NoText
 from murmur.lab.simulation.signer import HashSigner, hash_verify
-from murmur.lab.simulation.store import StoreBucket
+from murmur.lab.simulation.store import Call, StoreBucket
 from murmur.lab.simulation.world import World
 from murmur.node.config.ports import Ports
 from murmur.node.node import Node
@@ -23,46 +24,20 @@ from murmur.node.state.store import StateStore
 from murmur.node.sync.amendments import settled
 from murmur.protocol.messages import encode_slot
 from murmur.protocol.run import Run
-from murmur.protocol.spec import ClockSpec, GauntletSpec, RunSpec
+from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId, Pointer, PublicPointer, hotkey
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
 
 OWNER = HashSigner("owner")
-FINALITY_LAG = 3
-CLOCK = ClockSpec(
-    start_block=12,
-    round_blocks=86,
-    commit=44,
-    reveal=50,
-    words=84,
-    finality_blocks=FINALITY_LAG,
-    tempo=360,
-    block_seconds=BLOCK_SECONDS,
-)
-"""As the presets have it: 17 minutes a round."""
-INNER_SECONDS = 270.0
-CONTRIBUTORS = 4
 STAKE = 1_000_000
 KEEP_BLOCKS = 400
 """What a chain node that keeps no archive still has."""
-ARCHIVE_BLOCKS = 100 * CLOCK.round_blocks
+ARCHIVE_BLOCKS = 10_000
 """More than anybody asks for, and all that memory is spent on."""
 
 Told = Callable[["SimulatedNode", str, int, dict[str, Any]], None]
 Program = Miner | Validator
-
-
-@dataclass(frozen=True)
-class Programs:
-    """What members run."""
-
-    miner: type[Miner] = Miner
-    validator: type[Validator] = Validator
-    hostile: type[Validator] = HostileValidator
-
-
-HONEST = Programs()
 
 
 @dataclass
@@ -72,7 +47,7 @@ class SimulatedNode(Machine[Program]):
     validates: bool
     signer: HashSigner
     stake: int
-    hostile: bool = False
+    hostile: Attack | None = None
     gone: bool = False
     """It has left the run for good."""
     connection: NodeConnection = field(default_factory=NodeConnection)
@@ -117,18 +92,20 @@ class Network(Machines[SimulatedNode]):
         tell: Told,
         hostile_stake: float = 0.0,
         two_faced: int = 0,
-        programs: Programs = HONEST,
+        withholding: int = 0,
+        conditions: Conditions = WIDE,
     ) -> None:
         """`hostile_stake`: share of all stake that hostile validators hold, the last ones of all; at least one.
         `two_faced`: of the miners, the last ones. There are then as many places as a validator finds workers, or none
-        of them would be missed."""
+        of them would be missed. `withholding`: miners, the last ones before these."""
         super().__init__("network", folder, seed, tell)
-        self.programs = programs
+        self.conditions = conditions
+        clock = conditions.clock
         self.world = World(
             f"simulation {seed}".encode(),
             finality_lag=FINALITY_LAG,
-            epoch_blocks=CLOCK.tempo,
-            weights_rate_limit=CLOCK.weights_rate_limit,
+            epoch_blocks=clock.tempo,
+            weights_rate_limit=clock.weights_rate_limit,
             commit_reveal=True,
             keep_blocks=KEEP_BLOCKS,
             archive_blocks=ARCHIVE_BLOCKS,
@@ -139,29 +116,34 @@ class Network(Machines[SimulatedNode]):
         self.members: dict[str, SimulatedNode] = {}
         self.by_hotkey: dict[str, SimulatedNode] = {}
         owner = self.store.bucket("owner", reader="owner")
-        places = miners - two_faced + two_faced // validators if two_faced else CONTRIBUTORS
-        self.spec = self.found(owner, lambda genesis: draft_spec(self.world, genesis, places))
+        places = miners - two_faced + two_faced // validators if two_faced else conditions.gauntlet.contributors
+        self.spec = self.found(owner, lambda genesis: draft_spec(self.world, genesis, conditions, places))
         self.run = Run(self.spec)
         self.world.register(OWNER.peer)
         num_hostile = max(1, int(hostile_stake * validators)) if hostile_stake else 0
         for number in range(1, validators + 1):
-            bad = number > validators - num_hostile
-            stake = (
-                STAKE * hostile_stake / num_hostile if bad else STAKE * (1 - hostile_stake) / (validators - num_hostile)
-            )
-            self.add(f"validator-{number}", validates=True, stake=int(stake), hostile=bad)
+            lies = number > validators - num_hostile
+            share = hostile_stake / num_hostile if lies else (1 - hostile_stake) / (validators - num_hostile)
+            self.add(f"validator-{number}", validates=True, stake=int(STAKE * share), hostile="votes" if lies else None)
         for number in range(1, miners + 1):
-            self.add(f"miner-{number}", validates=False, stake=0, hostile=number > miners - two_faced)
+            left = miners - number
+            attack: Attack | None = (
+                "faces" if left < two_faced else "withholds" if left < two_faced + withholding else None
+            )
+            self.add(f"miner-{number}", validates=False, stake=0, hostile=attack)
         self.faces = self._faces(seed)
-        self.store.before = self.faces.answer
+        withholders = [name for name, member in self.members.items() if member.hostile == "withholds"]
+        self.withheld = Withheld(self.run, self.blocks, withholders)
+        self.store.before = self._served
         self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None, self.run.id))
         self.world.step(1 + FINALITY_LAG)
 
     def add(
-        self, name: str, *, validates: bool, stake: int, hostile: bool = False, uid: int | None = None
+        self, name: str, *, validates: bool, stake: int, hostile: Attack | None = None, uid: int | None = None
     ) -> SimulatedNode:
         """Register a new member, at the next free uid or in place of whoever holds `uid`. It is not started."""
-        pace = self.random.uniform(0.8, 1.2)
+        spread = self.conditions.spread
+        pace = self.random.uniform(1 - spread, 1 + spread)
         member = SimulatedNode(name, self.folder / name, pace, validates, HashSigner(name), stake, hostile)
         self.members[name] = self.by_hotkey[hotkey(member.peer)] = member
         self.store.bucket(name)
@@ -170,13 +152,18 @@ class Network(Machines[SimulatedNode]):
 
     def _faces(self, seed: int) -> Faces:
         honest = [member for member in self.members.values() if member.validates and not member.hostile]
-        two_faced = [member.name for member in self.members.values() if member.hostile and not member.validates]
+        two_faced = [member.name for member in self.members.values() if member.hostile == "faces"]
         return Faces(
             Faces.drawn(seed, two_faced, [member.name for member in honest]),
             Judges(honest),
             {name: self.members[name].peer for name in two_faced},
             self.spec.gauntlet,
         )
+
+    def _served(self, call: Call) -> None:
+        """Called before a bucket answers: what its owner does to this reader."""
+        self.faces.answer(call)
+        self.withheld.answer(call)
 
     # --- processes ---------------------------------------------------------------------------------------------
 
@@ -207,19 +194,22 @@ class Network(Machines[SimulatedNode]):
             Run(self.spec, known.amendments), saved.round if saved is not None else 0, ports, disk.run.read, life
         )
         disk.run.save(run)
-        modelled = ModelledReplica(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
+        costs = replace(self.conditions.costs, inner=self.conditions.costs.inner * member.pace)
+        modelled = ModelledReplica(self.spec, self.problem, life, costs, draw)
         events = Recorder(partial(self.told, member))
         node = Node(run, ports, NodeState(self.spec, self.run.id, modelled, disk, events, life))
-        if not member.validates:
-            if member.hostile:
-                return TwoFacedMiner(node, NoText(), self.faces, member.name)
-            return self.programs.miner(node, NoText())
-        return (self.programs.hostile if member.hostile else self.programs.validator)(node, NoText())
+        if member.validates:
+            return (HostileValidator if member.hostile else Validator)(node, NoText())
+        if member.hostile == "faces":
+            return TwoFacedMiner(node, NoText(), self.faces, member.name)
+        if member.hostile == "withholds":
+            return WithholdingMiner(node, NoText(), self.withheld, member.name)
+        return Miner(node, NoText())
 
     def _ports(self, member: SimulatedNode, life: Life, draw: random.Random) -> Ports:
         def link(key: str, num_bytes: int, *, up: bool) -> float:
             large = "/payload/" in key or "/mirror/" in key or "blob/" in key
-            return transfer_seconds(draw, num_bytes, large=large, up=up)
+            return self.conditions.line.seconds(draw, num_bytes, large=large, up=up)
 
         def open_pointer(pointer: Pointer | PublicPointer) -> StoreBucket:
             assert isinstance(pointer, Pointer)  # nobody's bucket is public here
@@ -236,7 +226,7 @@ class Network(Machines[SimulatedNode]):
         )
 
 
-def draft_spec(world: World, genesis: Digest, places: int) -> RunSpec:
+def draft_spec(world: World, genesis: Digest, conditions: Conditions, places: int) -> RunSpec:
     """The run of a simulation, with theta_0 of this digest, in which so many contribute."""
     return RunSpec(
         name="simulation",
@@ -248,20 +238,8 @@ def draft_spec(world: World, genesis: Digest, places: int) -> RunSpec:
         local=True,
         model=MODEL,
         compression=COMPRESSION,
-        inner=inner(1),
+        inner=inner(conditions.steps),
         data=DATA,
-        clock=CLOCK,
-        # Who works honestly is the arena's subject: peers are judged leniently.
-        gauntlet=GauntletSpec(
-            contributors=places,
-            reserve=2,
-            evaluations=places,
-            sample_sequences=8,
-            references=1,
-            copy_overlap=1.0,
-            proof_floor=0.0,
-            proof_allowance=1000.0,
-            score_floor=0.0,
-            weight_rounds=2,
-        ),
+        clock=conditions.clock,
+        gauntlet=conditions.gauntlet.model_copy(update={"contributors": places, "evaluations": places}),
     )

@@ -56,12 +56,13 @@ def no_distance(key: str, num_bytes: int, *, up: bool) -> float:
 
 
 class Call(NamedTuple):
-    """A call as the server sees it; `part N` is the verb of a part."""
+    """A call as the server sees it, and how long its caller waits; `part N` is the verb of a part."""
 
     bucket: str
     reader: str
     verb: str
     key: str
+    timeout_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ class StoreBucket:
     def _enter(self, verb: str, key: str, timeout_seconds: float, *, writes: bool = False) -> None:
         with self._store.lock:
             self._store.log.append((self._name, verb, key))
-        self._store.before(Call(self._name, self._reader, verb, key))
+        self._store.before(Call(self._name, self._reader, verb, key, timeout_seconds))
         if self.revoked:
             raise AccessDenied(f"{verb}: the credential is unknown or may not do this (403)")
         if timeout_seconds <= 0:

@@ -5,7 +5,7 @@ hash). So the miner's own bucket, a validator's mirror or any other copy are equ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
@@ -80,15 +80,27 @@ def _gather(
     wanted: Sequence[Wanted], names: Names, timeout: float, cache: Path | None, time: Time, threads: int
 ) -> dict[PeerId, Data | FetchFault]:
     """Return the payloads that are complete in `cache`; fetch the others into `cache` from their sources."""
+    here = _here(wanted, names, cache, time, threads)
+    return {**here, **_fetch(wanted, here, timeout, cache, time)}
+
+
+def _here(wanted: Sequence[Wanted], names: Names, cache: Path | None, time: Time, threads: int) -> dict[PeerId, Data]:
+    """Return those that are complete in `cache`."""
 
     def look(item: Wanted) -> memoryview | None:
         found = (mapped(cached(cache, item.peer, name)) for name in names(item.peer)) if cache is not None else ()
         return next((d for d in found if d is not None and len(d) == item.size and item.accept(d)), None)
 
     looked = parallel_map(look, wanted, threads, time)
-    here = {item.peer: data for item, data in zip(wanted, looked, strict=True) if data is not None}
+    return {item.peer: data for item, data in zip(wanted, looked, strict=True) if data is not None}
+
+
+def _fetch(
+    wanted: Sequence[Wanted], here: Mapping[PeerId, Data], timeout: float, cache: Path | None, time: Time
+) -> Mapping[PeerId, Data | FetchFault]:
+    """Fetch those that are not here."""
     rest = [item for item in wanted if item.peer not in here]
-    return {**here, **gather(rest, timeout_seconds=timeout, max_threads=FETCH_THREADS, cache=cache, time=time)}
+    return gather(rest, timeout_seconds=timeout, max_threads=FETCH_THREADS, cache=cache, time=time)
 
 
 def collect_pinned(
@@ -157,22 +169,14 @@ def collect_keys(
     asking them too would cost the others their turn. They are left in `cache`: whoever names the peer has to open it,
     and may be killed while the peer leaves. A place is asked once, whoever points to it: the key says whose it is."""
 
-    def signed_by(peers: Sequence[PeerId]) -> Callable[[Data], bool]:
-        def accept(data: Data) -> bool:
-            try:
-                reveal = parse_reveal(data)
-            except InvalidMessage:
-                return False
-            meant = (reveal.run, reveal.round) == (run, round) and reveal.peer in peers
-            return meant and verify(reveal.peer, reveal.signed_part, reveal.signature)
-
-        return accept
-
     key = keys.reveal(run, round)
     places: dict[object, list[PeerId]] = {}
     for peer in peers:
         places.setdefault(sources.pointer_of(peer) or peer, []).append(peer)
-    wanted = [Wanted(there[0], sources.own(there[0], key), REVEAL_BYTES, signed_by(there)) for there in places.values()]
+    wanted = [
+        Wanted(there[0], sources.own(there[0], key), REVEAL_BYTES, _key_of(run, round, there, verify))
+        for there in places.values()
+    ]
     found = Collection(
         wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, cache=cache, time=time
     ).run()
@@ -183,13 +187,27 @@ def collect_keys(
     return shown
 
 
+def _key_of(run: Digest, round: int, peers: Sequence[PeerId], verify: Verify) -> Callable[[Data], bool]:
+    """Whether it is what one of these peers has signed as its key of this round."""
+
+    def accept(data: Data) -> bool:
+        try:
+            reveal = parse_reveal(data)
+        except InvalidMessage:
+            return False
+        meant = (reveal.run, reveal.round) == (run, round) and reveal.peer in peers
+        return meant and verify(reveal.peer, reveal.signed_part, reveal.signature)
+
+    return accept
+
+
 def _sealed(
-    spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: PayloadSources
+    spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: PayloadSources | None
 ) -> list[Wanted]:
-    """pairs: all of the round, where each has a layout of its own."""
+    """pairs: all of the round, where each has a layout of its own. sources: None for what has to be here."""
     sizes = [ENVELOPE_BYTES + plaintext_bytes(spec.layout.part(at, len(pairs))) for at in range(len(pairs))]
     return [
-        Wanted(peer, sources.payload(run, round, peer), size, matches(envelope))
+        Wanted(peer, () if sources is None else sources.payload(run, round, peer), size, matches(envelope))
         for (peer, envelope), size in zip(pairs, sizes, strict=True)
     ]
 
@@ -237,6 +255,32 @@ def prefetch(
         room=_room(cache),
         time=time,
     ).start(ended)
+
+
+def prefetch_keys(
+    run: Digest,
+    round: int,
+    peers: Sequence[PeerId],
+    sources: Sources,
+    verify: Verify,
+    seconds: float,
+    cache: Path,
+    time: Time = REAL,
+) -> Collection:
+    """Begin to fetch the keys of these peers, from their own buckets, as they appear within `seconds`."""
+    until, key = time.now() + seconds, keys.reveal(run, round)
+    return Collection(
+        [
+            Wanted(peer, own, REVEAL_BYTES, _key_of(run, round, (peer,), verify))
+            for peer in peers
+            if (own := sources.own(peer, key))
+        ],
+        seconds_left=lambda: seconds_until(until, time),
+        max_threads=KEY_THREADS,
+        lasting=True,
+        cache=cache,
+        time=time,
+    ).start()
 
 
 def fetch_keys(
@@ -340,6 +384,53 @@ def _keys_of_others(
     return dict(found for found in parallel_map(given, envelopes, ASKED_FOR, time) if found is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """The sealed objects of pinned submissions, all of them, and the keys of those whose envelope is their own."""
+
+    round: int
+    pairs: tuple[tuple[PeerId, Digest], ...]
+    sealed: Mapping[PeerId, Data]
+    keys: Mapping[PeerId, bytes]
+
+    def open(self, spec: TrainingSpec, time: Time) -> list[Opened]:
+        """Open them, in PeerId order."""
+        return open_pinned(spec, self.round, self.pairs, self.sealed, self.keys, time)
+
+
+def bring_pinned(
+    spec: TrainingSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    verify: Verify,
+    seconds: Callable[[int], float],
+    cache: Path | None = None,
+    time: Time = REAL,
+) -> Brought:
+    """Bring all pinned submissions of a selection: all or nothing. `cache` as in `fetch_pinned`. Everybody is asked for
+    what is neither in its owner's bucket nor in a mirror's. seconds: the time for so many payloads.
+
+    Raises Lacking when one of them (or its key) could not be had from any source in about that time: the caller says
+    so, waits and tries again; it never applies a part.
+    """
+    wanted, names = _sealed(spec, run, round, pairs, sources), downloads(run, round)
+    here = _here(wanted, names, cache, time, open_threads(spec))
+    timeout = seconds(len(wanted) - len(here))
+    found: dict[PeerId, Data | FetchFault] = {**here, **_fetch(wanted, here, timeout, cache, time)}
+    lacking = [(peer, envelope) for peer, envelope in pairs if isinstance(found[peer], FetchFault)]
+    copies = _copies_of_others(spec, run, round, lacking, sources, timeout, cache, time)
+    sealed = _require(round, "payloads", {**found, **copies})
+    envelopes = {
+        peer: envelope for peer, data in sealed.items() if (envelope := _own_envelope(run, round, peer, data, verify))
+    }
+    revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, seconds(1), cache, time))
+    locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], FetchFault)]
+    shown = _require(round, "keys", {**revealed, **_keys_of_others(run, round, locked, sources, time)})
+    return Brought(round, tuple(pairs), sealed, {peer: parse_reveal(data).key for peer, data in shown.items()})
+
+
 def gather_pinned(
     spec: TrainingSpec,
     run: Digest,
@@ -347,48 +438,56 @@ def gather_pinned(
     pairs: Sequence[tuple[PeerId, Digest]],
     sources: Sources,
     verify: Verify,
-    timeout: float,
+    seconds: Callable[[int], float],
     cache: Path | None = None,
     time: Time = REAL,
-    *,
-    from_all: bool = True,
 ) -> list[Opened]:
-    """All pinned submissions of a selection, opened, in PeerId order: all or nothing. `cache` as in `fetch_pinned`.
-    from_all: whether everybody is asked for what is neither in its owner's bucket nor in a mirror's.
+    """Bring them (`bring_pinned`) and open them."""
+    return bring_pinned(spec, run, round, pairs, sources, verify, seconds, cache, time).open(spec, time)
 
-    Raises Lacking when one of them (or its key) could not be had from any source within about `timeout` seconds: the
-    caller says so, waits and tries again; it never applies a part.
-    """
-    sealed = dict(fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time))
-    lacking = [(peer, envelope) for peer, envelope in pairs if isinstance(sealed[peer], FetchFault)]
-    if from_all:
-        sealed |= _copies_of_others(spec, run, round, lacking, sources, timeout, cache, time)
-    _require(round, "payloads", sealed)
-    envelopes: dict[PeerId, Envelope] = {}
+
+def open_whole(
+    spec: TrainingSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    verify: Verify,
+    cache: Path,
+    time: Time = REAL,
+) -> list[Opened]:
+    """Open those of these submissions whose sealed object and key are whole in `cache`, and valid. Asks nobody."""
+    wanted = _sealed(spec, run, round, pairs, None)
+    sealed = _here(wanted, downloads(run, round), cache, time, open_threads(spec))
+    shown: dict[PeerId, bytes] = {}
     for peer, data in sealed.items():
-        assert not isinstance(data, FetchFault)
-        try:
-            envelope = parse_envelope(data[:ENVELOPE_BYTES])
-        except InvalidMessage:
-            continue
-        if (envelope.run, envelope.round, envelope.peer) == (run, round, peer) and verify(
-            peer, envelope.signed_part, envelope.signature
-        ):
-            envelopes[peer] = envelope
-    revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time))
-    locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], FetchFault)]
-    if from_all:
-        revealed |= _keys_of_others(run, round, locked, sources, time)
-    _require(round, "keys", revealed)
-
-    shown = {peer: parse_reveal(data).key for peer, data in revealed.items() if not isinstance(data, FetchFault)}
-    return open_pinned(spec, round, pairs, sealed, shown, time)
+        envelope = _own_envelope(run, round, peer, data, verify)
+        found = mapped(cached(cache, peer, keys.reveal(run, round)))
+        if envelope is not None and found is not None and _opens(envelope)(found):
+            shown[peer] = parse_reveal(found).key
+    here = [pair for pair in pairs if pair[0] in shown]
+    return [each for each in open_pinned(spec, round, here, sealed, shown, time) if each.update is not None]
 
 
-def _require(round: int, what: str, found: Mapping[PeerId, Data | FetchFault]) -> None:
-    """Raises Lacking unless all is there."""
+def is_whole(run: Digest, round: int, peer: PeerId, cache: Path) -> bool:
+    """Whether a sealed object and a key of this peer lie in `cache`, whatever they are."""
+    return all(cached(cache, peer, key(run, round)).exists() for key in (keys.payload, keys.reveal))
+
+
+def _own_envelope(run: Digest, round: int, peer: PeerId, data: Data, verify: Verify) -> Envelope | None:
+    """Return the envelope of a sealed object that this peer has signed for this round; None for any other."""
+    try:
+        envelope = parse_envelope(data[:ENVELOPE_BYTES])
+    except InvalidMessage:
+        return None
+    is_own = (envelope.run, envelope.round, envelope.peer) == (run, round, peer)
+    return envelope if is_own and verify(peer, envelope.signed_part, envelope.signature) else None
+
+
+def _require(round: int, what: str, found: Mapping[PeerId, Data | FetchFault]) -> dict[PeerId, Data]:
+    """Return what was found. Raises Lacking unless all is there."""
     lacking = {peer: fault for peer, fault in found.items() if isinstance(fault, FetchFault)}
     if lacking:
         detail = next(iter(lacking.values())).detail
         told = f"round {round}: {len(lacking)} of {len(found)} selected {what} could not be fetched ({detail})"
         raise Lacking(round, list(lacking), told)
+    return {peer: data for peer, data in found.items() if not isinstance(data, FetchFault)}

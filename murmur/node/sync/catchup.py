@@ -300,7 +300,7 @@ def _apply(
             step.contributing,
             sources,
             follower.ports.verify,
-            follower.transfer_seconds(len(step.contributing)),
+            follower.transfer_seconds,
             state.cache,
             follower.time,
         )

@@ -7,6 +7,10 @@ from gauntlet.agreement import Log, named_by_most, order_of
 from murmur.protocol.run import Run
 from murmur.protocol.types import Digest, PeerId
 
+GUESS_BLOCKS = 1
+"""Blocks from when the commit deadline is final until the guess is made, of what lies whole on the disk by then. Keys
+are shown when the commit deadline is final, and take a moment to read."""
+
 
 def likely(
     run: Run, round: int, log: Log, last: Collection[PeerId], silent: Collection[PeerId]
@@ -14,7 +18,7 @@ def likely(
     """Return (hotkey, envelope) of the miners that the round will probably select, in order. First choice: those that
     more than half of the stake names in the votes of `log`, which are final. Else those of the `last` selection that
     committed. If none of those has, as in a run's first round: the first G in the order of votes of all that committed.
-    `silent`: those whose bytes or keys cannot be fetched."""
+    `silent`: those whose bytes or key are not here."""
     named = named_by_most(run, round, log)
     if named is not None:
         return tuple(pair for pair in named if pair[0] not in silent)

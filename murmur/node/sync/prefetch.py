@@ -1,0 +1,73 @@
+"""Fetching ahead what a round will probably select, so that nobody has to fetch it once it is selected: that would make
+every node late for the next round. Nothing waits for it, and nothing depends on it."""
+
+from collections.abc import Collection as Names
+from itertools import islice
+
+from loguru import logger
+
+from gauntlet.commitment import commitment
+from murmur.node.chain.follower import Follower
+from murmur.node.fetch.payloads import prefetch, prefetch_keys
+from murmur.node.state.node_state import NodeState
+from murmur.node.sync.expected_selection import GUESS_BLOCKS
+from murmur.protocol.errors import ChainError
+from murmur.protocol.types import PeerId
+from storage.collect import Collection
+
+
+class Prefetch:
+    """What one node fetches ahead."""
+
+    def __init__(self, follower: Follower, state: NodeState) -> None:
+        self._follower, self._state = follower, state
+        self._fetching: list[Collection] = []
+        self._keys_until: tuple[int, int] | None = None
+
+    def keys_until(self, round: int) -> int | None:
+        """Return the block up to which the round's keys are fetched ahead; None where they are not."""
+        return self._keys_until[1] if self._keys_until is not None and self._keys_until[0] == round else None
+
+    def start(self, round: int, again: Names[PeerId], here: Names[PeerId]) -> None:
+        """Before the commit deadline: fetch the payloads of the miners selected last (`again`), if they are uploaded
+        already. After it: those that committed, the last selected first, then the lowest uids, up to the number of
+        places; and their keys, for `GUESS_BLOCKS`. Not those that are `here`."""
+        self.stop()
+        follower = self._follower
+        clock, cache, verify = follower.clock, self._state.cache, follower.ports.verify
+        try:
+            last, head = clock.commit_deadline(round), follower.head()
+            peers = follower.ports.chain.peers(min(last, head))
+            timeout = follower.seconds_until(clock.vote_deadline(round))
+        except ChainError as fault:
+            logger.debug("round {round}: cannot fetch payloads early: {fault}", round=round, fault=str(fault))
+            return
+        spec, run = follower.run.spec_at(round), follower.run.id
+        promises = {
+            peer.id: commitment(peer, round, last)
+            for peer in sorted(peers, key=lambda peer: (peer.id not in again, peer.uid))
+        }
+        promised = {
+            peer: promise.envelope if promise is not None else None
+            for peer, promise in promises.items()
+            if (peer in again if head < last else promise is not None)
+        }
+        places = max(spec.gauntlet.contributors, len(again))
+        wanted = [peer for peer in islice(promised, places) if peer != follower.me and peer not in here]
+        if not wanted or timeout <= 0:
+            return
+        sources, watch = follower.sources(min(last, head)), follower.timeline.begin("prefetch")
+        envelopes = {peer: promised[peer] for peer in wanted}
+        if head >= last and self.keys_until(round) is None:
+            self._keys_until = round, head + GUESS_BLOCKS
+            seconds = GUESS_BLOCKS * follower.run.first.clock.block_seconds
+            self._fetching.append(prefetch_keys(run, round, wanted, sources, verify, seconds, cache, follower.time))
+        self._fetching.append(
+            prefetch(spec, run, round, envelopes, sources, verify, timeout, cache, watch.end, follower.time)
+        )
+
+    def stop(self) -> None:
+        """Stop; what was fetched stays in the cache."""
+        fetching, self._fetching = self._fetching, []
+        for collection in fetching:
+            collection.stop()
