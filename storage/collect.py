@@ -143,6 +143,11 @@ class Collection:
         self._task = self._time.start(beside, "collect")
         return self
 
+    def wait(self, seconds: float) -> None:
+        """Wait for the thread of `start`, at most so long."""
+        if self._task is not None and seconds > 0:
+            self._task.join(seconds)
+
     def outcome(self) -> Mapping[PeerId, Data | FetchFault]:
         """Wait for the thread of `start`; return or raise the result of `run`."""
         if self._task is not None:

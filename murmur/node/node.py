@@ -169,9 +169,9 @@ class Node(Follower):
         """Apply the round's probable selection to theta, in memory only. Return whether theta is now the expected one.
         The next round starts from it. `advance` confirms it, or takes it back and applies the agreed selection.
 
-        No guess waits for anybody. It is made at a fixed moment, when the block after the commit deadline is final, of
-        what lies whole on our disk by then, keys and bytes alike. Once the decision is known we do not guess. If no
-        miner committed, or none has shown a key, the round will be void.
+        A guess waits for nobody. It is made of what lies whole on our disk, keys and bytes alike: at the latest a block
+        after the commit deadline is final, or as soon as all that we expect is here. Once the decision is known we do
+        not guess. If no miner committed, or none has shown a key, the round will be void.
         """
         state, last = self.state, self.clock.commit_deadline(round)
         if state.expected is not None:
@@ -179,13 +179,11 @@ class Node(Follower):
         try:
             if not self.at_tip or state.saved.round != round or self.head() < last:
                 return False
-            if self._ahead.keys_until(round) is None:  # after a restart
+            if not self._ahead.has_asked_for_keys(round):  # after a restart
                 self.prefetch(round)
-            moment = self._ahead.keys_until(round)
-            if moment is not None:
-                self.wait_for(moment, f"the keys of round {round}")
-            self.stop_prefetch()
             with self.timeline.begin("download") as download:
+                self._ahead.wait(round)
+                self.stop_prefetch()
                 opened = self._open_likely(round)
         except ChainError as fault:
             logger.debug("round {round}: cannot predict the selection: {fault}", round=round, fault=str(fault))

@@ -74,7 +74,9 @@ def _is_in_time(plan: Plan) -> bool:
         RunSpec.model_validate(plan.spec.model_dump())
     except ValidationError:
         return False
-    return not plan.missed and plan.openings["uploaded"] <= plan.openings["commit"]
+    downloaded = next(timed.ends for timed in plan.timeline("miner") if timed.phase.name == "download")
+    in_guess = downloaded <= plan.openings["guess"]  # else each guess would lack somebody
+    return not plan.missed and in_guess and plan.openings["uploaded"] <= plan.openings["commit"]
 
 
 def _with_checkpoints(plan: Plan) -> Plan:

@@ -32,9 +32,9 @@ RateName = Literal[
 ]  # fmt: skip
 """A field of murmur/plan/rates.py Rates."""
 
-Opening = Literal["uploaded", "commit", "reveal", "decided"]
-"""uploaded: others' payloads are in their buckets. commit, reveal: that deadline is final. decided: the votes that
-decide the previous round are in a final block."""
+Opening = Literal["uploaded", "commit", "guess", "reveal", "decided"]
+"""uploaded: others' payloads are in their buckets. commit, reveal: that deadline is final. guess: a miner guesses the
+selection, at the latest. decided: the votes that decide the previous round are in a final block."""
 MARGIN = 0.02
 """Least share of the compute that is kept free for variation of the inner steps' time. The spread of its own trial
 counts if larger, where the machine is measured (murmur/plan/measure.py). Assumed: not measured on GPUs."""
@@ -322,8 +322,9 @@ def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
 
 
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
-    """murmur/rounds/miner.py Miner.play, from the commit deadline on, where the round is decided as the miner expects
-    (murmur/node/node.py expect): it trains once the keys are revealed, and only its sending waits for the decision."""
+    """murmur/rounds/miner.py Miner.play, from the commit deadline on. The miner trains from the selection that it guesses
+    (murmur/node/node.py expect), of what is here by then; only its sending waits for the decision. Anybody without stake
+    can make the guess wrong, by what it shows to whom, so the round has room for the correction."""
     sizes = setting.sizes
     download, meanwhile = setting.downloaded()
     return (
@@ -331,7 +332,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("swap", setting.swap(), ("reveal",)),
         Phase("save own state", setting.saved(sizes.own)),
         Phase("download", download, (), "uploaded", meanwhile),
-        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("swap", "download")),
+        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("swap",), "guess"),
         *setting.stepped(),
         Phase("theta digest", (setting.hashed(sizes.model),)),
         Phase("select", (Work(SELECT_CALLS, "call"),), opens="decided"),
@@ -339,7 +340,8 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("fetch data", setting.fetched(), ("reveal",)),
         Phase("inner steps", setting.trained(), ("load weights", "fetch data")),
         Phase("margin", tuple(replace(work, amount=setting.margin * work.amount) for work in setting.trained())),
-        Phase("compress", setting.compressed(), ("margin", "select")),
+        Phase("wrong guess", tuple(work for phase in correction_phases(setting) for work in phase.work)),
+        Phase("compress", setting.compressed(), ("wrong guess", "select")),
         *setting.sent(),
         Phase("commit", (setting.posted(),)),
         Phase("publish", setting.shown(), ("save sealed", "upload ahead")),
@@ -348,11 +350,10 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
 
 def correction_phases(setting: Setting) -> tuple[Phase, ...]:
     """What a wrong guess adds to a miner's round, between two inner steps (murmur/node/state/node_state.py apply): the
-    steps are kept, the expected outer step is undone, and the agreed one is made. Assumed: one selected payload is not
-    here yet."""
+    steps are kept, the expected outer step is undone, and the agreed one is made. What is lacking comes beside the steps
+    before."""
     sizes = setting.sizes
     return (
-        Phase("download", (Work(sizes.payload, "down"),), (), beside=(Work(sizes.payload, "write"),)),
         Phase("keep steps", (setting.to_device(sizes.model),)),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),
         *setting.applied(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from murmur.node.sync.expected_selection import guess_seconds
 from murmur.plan.phases import (
     DEADLINES,
     MARGIN,
@@ -285,6 +286,7 @@ class Plan(TrainerPlan):
         if they are as fast as this node; that may be before the commit deadline."""
         clock = self.spec.clock
         final: dict[Opening, float] = {"commit": opening(clock, "commit"), "reveal": opening(clock, "reveal")}
+        final["guess"] = final["commit"] + guess_seconds(clock)
         final["uploaded"] = final["commit"]
         voter = self if self.voters is None else replace(self, rates=self.voters, voters=None)
         vote = next(t for t in voter._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "vote")
@@ -371,10 +373,9 @@ class Plan(TrainerPlan):
     @property
     def published_after_correction(self) -> float:
         """Seconds from the commit deadline of the previous round until a miner with a wrong guess has committed and
-        published. The margin is spent first."""
+        published."""
         ends = {timed.phase.name: timed.ends for timed in self.timeline("miner")}
-        late = max(0.0, self.correction_seconds - self.margin * self.compute_seconds)
-        return max(ends["commit"], ends["publish"]) + late
+        return max(ends["commit"], ends["publish"])
 
     # --- host and disk -------------------------------------------------------------------------------------------
 

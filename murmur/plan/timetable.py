@@ -164,15 +164,14 @@ def _clock(seconds: float) -> str:
 def _correction(plan: Plan) -> Iterator[str]:
     """What a wrong guess of the selection costs, and what follows from it."""
     phases = ", ".join(f"{name} {duration(seconds)}" for name, seconds in plan.correction)
-    free, left = plan.margin * plan.compute_seconds, plan.round_seconds - plan.published_after_correction
+    left = plan.round_seconds - plan.published_after_correction
     then = (
         f"the miner has still published {duration(left)} before the commit deadline"
         if left >= 0
         else f"the miner has published {duration(-left)} too late, and its round is lost"
     )
     yield from wrapped(
-        f"{'wrong guess':<15}{duration(plan.correction_seconds):>8}   more ({phases}), {duration(free)} of it margin: "
-        f"{then}",
+        f"{'wrong guess':<15}{duration(plan.correction_seconds):>8}   more ({phases}), counted above: {then}",
         " " * 26,
     )
 

@@ -71,7 +71,7 @@ def test_true_110_and_500_megabits_are_another_clock(capsys: pytest.CaptureFixtu
     words = ["--gpus", "8", "--gpu-memory", "192", "--up", "110", "--down", "500"]
     found = planned(capsys, "--spec", "covenant-72b-110", *words)
     assert found["refused"] == []
-    assert 0.67 < found["utilization"] < 0.68
+    assert 0.66 < found["utilization"] < 0.67
     assert found["uplink_share"] < 1.0
     (alone,) = planned(capsys, "--spec", "covenant-72b-110", "--validators", "1", *words)["refused"]
     assert "a validator's uplink is needed 135% of the time" in alone
@@ -166,7 +166,7 @@ def test_every_option_changes_its_numbers_and_no_others(capsys: pytest.CaptureFi
         (
             ["--down", "1000"],
             "down_mbps",
-            {"download_seconds", "published_utilization", "restart", "rates", "phases"} | guessed,
+            {"download_seconds", "published_utilization", "restart", "rates", "phases"},
         ),
         (
             ["--gpu-tflops", "265"],

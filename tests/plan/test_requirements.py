@@ -102,18 +102,24 @@ def test_at_72b_no_gpu_waits_for_a_decision_and_one_at_x_only_makes_nobody_late(
     assert timeline["margin"].seconds == pytest.approx(0.02 * plan.compute_seconds)
 
 
-def test_a_wrong_guess_costs_a_payload_and_an_outer_step_and_spends_the_margin_first() -> None:
+def test_a_round_has_room_for_one_wrong_guess_and_its_correction() -> None:
+    """What is lacking comes beside the inner steps; the outer step is made anew between two of them."""
     plan = Plan(presets.read("covenant-72b-110").first, 8, 192 * 10**9, Rates(up=link(110.0), down=link(500.0)))
-    steps = dict(plan.correction)
-    assert steps["download"] == pytest.approx(8 * plan.payload_bytes / 500e6)
-    assert plan.correction_seconds == pytest.approx(sum(steps.values()))
-    ends = next(timed.ends for timed in plan.timeline("miner") if timed.phase.name == "publish")
-    late = plan.correction_seconds - 0.02 * plan.compute_seconds
-    assert late > 0
-    assert plan.published_after_correction == pytest.approx(ends + late)
-    assert replace(plan, margin=0.1).published_after_correction == pytest.approx(
-        next(timed.ends for timed in replace(plan, margin=0.1).timeline("miner") if timed.phase.name == "publish")
-    )
+    timeline = {timed.phase.name: timed for timed in plan.timeline("miner")}
+    assert plan.correction_seconds == pytest.approx(sum(dict(plan.correction).values()))
+    assert timeline["wrong guess"].seconds == pytest.approx(plan.correction_seconds)
+    assert timeline["compress"].begins == pytest.approx(timeline["wrong guess"].ends)
+    assert "download" not in dict(plan.correction)
+    assert plan.published_after_correction <= plan.round_seconds
+
+
+def test_a_guess_is_made_a_block_after_the_commit_deadline_is_final_and_by_then_all_has_come() -> None:
+    for name, up, down in (("covenant-72b", 880.0, 4000.0), ("covenant-72b-110", 110.0, 500.0)):
+        plan = Plan(presets.read(name).first, 8, 192 * 10**9, Rates(up=link(up), down=link(down)))
+        timeline = {timed.phase.name: timed for timed in plan.timeline("miner")}
+        assert plan.openings["guess"] == (3 + 1) * 12
+        assert timeline["open payloads"].begins == 48
+        assert timeline["download"].ends <= 48
 
 
 def test_a_small_model_meets_every_deadline() -> None:

@@ -151,8 +151,10 @@ def test_a_miners_phases_by_hand() -> None:
     assert not found["snapshot"].critical
     assert found["snapshot"].begins == found["select"].ends >= found["theta digest"].ends
     assert found["fetch data"].begins == found["reveal"].ends
-    assert found["inner steps"].begins == found["load weights"].ends < found["select"].begins
-    assert found["compress"].begins == max(found["margin"].ends, found["select"].ends)
+    assert found["open payloads"].begins == 48.0 > found["swap"].ends  # a block after the commit deadline is final
+    assert found["inner steps"].begins == max(found["load weights"].ends, found["fetch data"].ends)
+    assert found["wrong guess"].begins == found["margin"].ends
+    assert found["compress"].begins == max(found["wrong guess"].ends, found["select"].ends)
     assert found["commit"].begins == found["save sealed"].ends
     assert found["publish"].critical
 

@@ -311,7 +311,7 @@ def test_a_download_that_grows_is_no_stall(tmp_path: Path, life: Life) -> None:
     first = large(store, "m1", time=life)
     second = replace(large(store, "m2", time=life), peer=peer(2))
     store.log.clear()
-    store.before = lambda call: life.sleep(0.1 if call == Call("m1", "owner", "get", "k-m1") else 0)
+    store.before = lambda call: life.sleep(0.1 if call[:4] == ("m1", "owner", "get", "k-m1") else 0)
     found = Collection(
         [first, second],
         seconds_left=window(life, 8),

@@ -5,11 +5,17 @@ from collections.abc import Collection
 
 from gauntlet.agreement import Log, named_by_most, order_of
 from murmur.protocol.run import Run
+from murmur.protocol.spec import ClockSpec
 from murmur.protocol.types import Digest, PeerId
 
-GUESS_BLOCKS = 1
-"""Blocks from when the commit deadline is final until the guess is made, of what lies whole on the disk by then. Keys
-are shown when the commit deadline is final, and take a moment to read."""
+GUESS_SECONDS = 3.0
+
+
+def guess_seconds(clock: ClockSpec) -> float:
+    """Return the seconds from when the commit deadline is final until the guess is made, of what lies whole on the disk
+    by then: a block, and not less than three seconds where blocks are short. Keys are shown when the commit deadline is
+    final, and take a moment to read."""
+    return max(GUESS_SECONDS, clock.block_seconds)
 
 
 def likely(

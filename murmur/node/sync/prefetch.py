@@ -10,7 +10,7 @@ from gauntlet.commitment import commitment
 from murmur.node.chain.follower import Follower
 from murmur.node.fetch.payloads import prefetch, prefetch_keys
 from murmur.node.state.node_state import NodeState
-from murmur.node.sync.expected_selection import GUESS_BLOCKS
+from murmur.node.sync.expected_selection import guess_seconds
 from murmur.protocol.errors import ChainError
 from murmur.protocol.types import PeerId
 from storage.collect import Collection
@@ -22,16 +22,23 @@ class Prefetch:
     def __init__(self, follower: Follower, state: NodeState) -> None:
         self._follower, self._state = follower, state
         self._fetching: list[Collection] = []
-        self._keys_until: tuple[int, int] | None = None
+        self._keys_of: int | None = None
+        """The round whose keys are fetched."""
+        self._until = 0.0
 
-    def keys_until(self, round: int) -> int | None:
-        """Return the block up to which the round's keys are fetched ahead; None where they are not."""
-        return self._keys_until[1] if self._keys_until is not None and self._keys_until[0] == round else None
+    def wait(self, round: int) -> None:
+        """Wait until all that is fetched ahead for `round` is here, with its keys; no longer than until the moment of
+        the guess."""
+        for collection in self._fetching if self._keys_of == round else ():
+            collection.wait(self._until - self._follower.time.now())
+
+    def has_asked_for_keys(self, round: int) -> bool:
+        return self._keys_of == round
 
     def start(self, round: int, again: Names[PeerId], here: Names[PeerId]) -> None:
         """Before the commit deadline: fetch the payloads of the miners selected last (`again`), if they are uploaded
         already. After it: those that committed, the last selected first, then the lowest uids, up to the number of
-        places; and their keys, for `GUESS_BLOCKS`. Not those that are `here`."""
+        places; and once their keys, until the moment of the guess. Not those that are `here`."""
         self.stop()
         follower = self._follower
         clock, cache, verify = follower.clock, self._state.cache, follower.ports.verify
@@ -58,9 +65,10 @@ class Prefetch:
             return
         sources, watch = follower.sources(min(last, head)), follower.timeline.begin("prefetch")
         envelopes = {peer: promised[peer] for peer in wanted}
-        if head >= last and self.keys_until(round) is None:
-            self._keys_until = round, head + GUESS_BLOCKS
-            seconds = GUESS_BLOCKS * follower.run.first.clock.block_seconds
+        if head >= last and self._keys_of != round:
+            left = follower.seconds_until(clock.reveal_deadline(round))
+            seconds = min(guess_seconds(follower.run.first.clock), left)
+            self._keys_of, self._until = round, follower.time.now() + seconds
             self._fetching.append(prefetch_keys(run, round, wanted, sources, verify, seconds, cache, follower.time))
         self._fetching.append(
             prefetch(spec, run, round, envelopes, sources, verify, timeout, cache, watch.end, follower.time)
