@@ -322,9 +322,9 @@ def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
 
 
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
-    """murmur/rounds/miner.py Miner.play, from the commit deadline on. The miner trains from the selection that it guesses
-    (murmur/node/node.py expect), of what is here by then; only its sending waits for the decision. Anybody without stake
-    can make the guess wrong, by what it shows to whom, so the round has room for the correction."""
+    """murmur/rounds/miner.py Miner.play, from the commit deadline on. The miner trains from the selection that it
+    guesses (murmur/node/node.py expect), of what is here by then; only its sending waits for the decision. Anybody
+    without stake can make the guess wrong, by what it shows to whom, so the round has room for the correction."""
     sizes = setting.sizes
     download, meanwhile = setting.downloaded()
     return (
@@ -341,7 +341,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("inner steps", setting.trained(), ("load weights", "fetch data")),
         Phase("margin", tuple(replace(work, amount=setting.margin * work.amount) for work in setting.trained())),
         Phase("wrong guess", tuple(work for phase in correction_phases(setting) for work in phase.work)),
-        Phase("compress", setting.compressed(), ("wrong guess", "select")),
+        Phase("compress", setting.compressed(), ("wrong guess", "select", "download")),
         *setting.sent(),
         Phase("commit", (setting.posted(),)),
         Phase("publish", setting.shown(), ("save sealed", "upload ahead")),
@@ -350,8 +350,8 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
 
 def correction_phases(setting: Setting) -> tuple[Phase, ...]:
     """What a wrong guess adds to a miner's round, between two inner steps (murmur/node/state/node_state.py apply): the
-    steps are kept, the expected outer step is undone, and the agreed one is made. What is lacking comes beside the steps
-    before."""
+    steps are kept, the expected outer step is undone, and the agreed one is made. What is lacking has come beside the
+    steps before."""
     sizes = setting.sizes
     return (
         Phase("keep steps", (setting.to_device(sizes.model),)),

@@ -77,9 +77,9 @@ def test_true_110_and_500_megabits_are_another_clock(capsys: pytest.CaptureFixtu
     assert "a validator's uplink is needed 135% of the time" in alone
     refused = " ".join(planned(capsys, "--spec", "covenant-72b", *words)["refused"])
     for words_told in (
-        "a miner commits 7.0 min after the commit deadline",
+        "a miner has published what it commits to",
         "after the reveal deadline's block is final",
-        "298%",
+        "293%",
     ):
         assert words_told in refused
 

@@ -45,6 +45,8 @@ class Result:
     """Disagreements between honest nodes, or between one and the outcome of the votes on chain."""
     halted: bool = False
     honest_faults_booked: int = 0
+    honest_late: int = 0
+    """Rounds in which an honest miner did not commit in time, though nothing hit it: somebody kept it waiting."""
     recovery_rounds_p99: float = 0.0
     unobserved_weights: int = 0
     refused_weights: int = 0
@@ -83,8 +85,10 @@ class _Seen:
     apart: bool = False
     """It skipped a round that it could not follow, and has not caught up yet: it knows that its theta may differ from
     the others'."""
-    gathered: tuple[int, int, int] = (-1, 0, 0)
-    """The newest gathered round, the number of keys read, and the number available."""
+    gathered: int = -1
+    """The newest gathered round."""
+    weighed: int = -1
+    """The newest round in which it has set weights."""
 
 
 class Witness:
@@ -118,6 +122,8 @@ class Witness:
         """Shares of the withholding miners in rows of weights."""
         self._worked: set[tuple[str, int]] = set()
         """(miner, round) of all inner rounds that were trained, whether the work was in time or not."""
+        self._committed: dict[int, set[str]] = {}
+        """Members that have committed in time, by round."""
         self._measured = -1
         """The newest round after which an honest validator measured the held-out loss."""
         self._revealed: dict[int, set[str]] = {}
@@ -163,7 +169,7 @@ class Witness:
             seen.apart = False
             self._agree(member, round, fields["theta"])
         elif event == "gathered":
-            seen.gathered = (round, fields["revealed"], len(self._revealed.get(round, ())))
+            seen.gathered = round
         elif event == "revealed":
             self._revealed.setdefault(round, set()).add(member.name)
         elif event == "held_out" and not member.hostile and round >= self._measured:
@@ -173,10 +179,13 @@ class Witness:
             self._pays(member, fields["weights"])
         elif event in ("committed", "interrupted") and not member.validates:
             self._worked.add((member.name, round))
+            if event == "committed" and fields["in_time"]:
+                self._committed.setdefault(round, set()).add(member.name)
         elif event == "weights_refused" and not member.hostile:
             self.result.refused_weights += 1
             self._broke(f"{member.name}: the weights of round {round} do not stand in block {fields['block']}")
         elif event == "reported":
+            self._observed(member, round, fields["peers"], seen)
             self._booked(member, round, fields["peers"], seen)
 
     def finish(self) -> Result:
@@ -288,15 +297,30 @@ class Witness:
         return before is not None and all(void in self._void for void in range(before, number))
 
     def _weighed(self, member: SimulatedNode, number: int, seen: _Seen) -> None:
-        """Check that weights follow from rounds that the validator observed: it read at least half of the available
-        keys, and held the theta that the work started from."""
-        round, read, there = seen.gathered
-        if not member.hostile and seen.apart:
+        """Check that weights follow from rounds that the validator observed: it looked at what peers left, and held the
+        theta that their work started from."""
+        seen.weighed = number
+        if member.hostile:
+            return
+        if seen.apart:
             self.result.unobserved_weights += 1
             self._broke(f"{member.name} sets weights in round {number} by a theta of its own")
-        if not member.hostile and (round != number or 2 * read < there):
+        if seen.gathered != number:
             self.result.unobserved_weights += 1
-            self._broke(f"{member.name} sets weights in round {number} from {read} of {there} keys of round {round}")
+            self._broke(f"{member.name} sets weights in round {number}, and has last read keys in {seen.gathered}")
+
+    def _observed(self, member: SimulatedNode, number: int, peers: dict[str, Any], seen: _Seen) -> None:
+        """Check that a validator that has set weights in this round read the keys of at least half of the honest
+        miners that have shown theirs. Which keys hostile ones show it is theirs to choose."""
+        if member.hostile or seen.weighed != number:
+            return
+        there = [hotkey(self._network.members[name].peer) for name in self._revealed.get(number, ())]
+        honest = [address for address in there if not self._network.by_hotkey[address].hostile]
+        read = [a for a in honest if a in peers and peers[a].get("rejected") not in ("UNREVEALED", "MISSING")]
+        if 2 * len(read) < len(honest):
+            self.result.unobserved_weights += 1
+            told = f"{len(read)} of {len(honest)} honest miners' keys"
+            self._broke(f"{member.name} has set weights in round {number} from {told}")
 
     def _pays(self, member: SimulatedNode, weights: Mapping[str, float]) -> None:
         """Record the share of a row of weights that withholding miners get."""
@@ -318,8 +342,8 @@ class Witness:
             self._recoveries.append(took)
             if took > RECOVERY_ROUNDS:
                 self._broke(f"{member.name} needed {took:.1f} rounds to come back, with nothing in its way")
-        if seen.down_since is not None:
-            seen.incidents.append(Incident("down", member, seen.down_since, self._now))
+        down = seen.down_since if seen.down_since is not None else seen.started
+        seen.incidents.append(Incident("down", member, down, self._now))
         seen.started = seen.down_since = None
 
     def _block(self) -> None:
@@ -340,6 +364,7 @@ class Witness:
         network = self._network
         self._forget()
         self._ask(number - ORACLE_ROUNDS)
+        self._in_time(number)
         newest = max((self._published(m) for m in network.members.values() if m.validates and not m.hostile), default=0)
         age = number + 1 - newest
         self.result.oldest_needed_checkpoint_rounds = max(self.result.oldest_needed_checkpoint_rounds, age)
@@ -348,6 +373,21 @@ class Witness:
         calm = all(self.calm(round) for round in range(number - CALM_ROUNDS + 1, number + 1))
         if calm and number >= CALM_ROUNDS and not (self.calm(number + 1) and number + 1 < self.rounds):
             self._after_calm(number)
+
+    def _in_time(self, number: int) -> None:
+        """Check that every honest miner has committed that nothing hit since the round's work could begin. What hits
+        others is no excuse."""
+        network, committed = self._network, self._committed.pop(number, set())
+        clock = network.run.clock
+        begin, end = self._time(clock.commit_deadline(number - 1)), self._time(clock.commit_deadline(number))
+        for name, member in network.members.items():
+            if member.validates or member.hostile or member.gone or name in committed or number == 0:
+                continue
+            if not (
+                self._of(member).apart or self._hit(self._world, begin, end) or self._hit_or_down(member, begin, end)
+            ):
+                self.result.honest_late += 1
+                self._broke(f"{name} did not commit in round {number}, and nothing had hit it")
 
     def _ask(self, number: int) -> None:
         """Check that the contributors that honest nodes applied for a round follow from the votes."""
