@@ -1,6 +1,7 @@
 """Miners that begin a round from the selection that they expect: right guesses change no byte, wrong ones cost nobody a
 round, and nothing of either is saved or said before the chain has agreed."""
 
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from murmur.data.shards import Shards
 from murmur.lab.simulation.clock import Killed
 from murmur.lab.simulation.store import Call
+from murmur.node.fetch.payloads import Brought
 from murmur.node.node import Node
 from murmur.node.state.node_state import NodeState
 from murmur.protocol import keys
 from murmur.protocol.errors import ObjectMissing
+from murmur.protocol.types import Selection
 from murmur.rounds.miner import Miner
 from tests.network import FakeNetwork, saved_state, waiting
 
@@ -81,7 +84,7 @@ def test_a_void_round_takes_the_guess_back_and_the_error_feedback_gets_its_own_a
     assert network["miner-2"].events("interrupted") == []
 
 
-def test_who_shows_no_key_is_waited_for_until_v_and_not_expected_then(networks: Networks) -> None:
+def test_who_shows_no_key_is_not_expected(networks: Networks) -> None:
     network = networks(miners=3)
     hide_keys(network, "miner-3", (2,), "validator", "miner-1", "miner-2")
     network.start()
@@ -89,6 +92,35 @@ def test_who_shows_no_key_is_waited_for_until_v_and_not_expected_then(networks: 
     network.assert_agreement()
     assert guesses(network, "miner-1")[2] == "right"
     assert len(network["miner-1"].contributing(2)) == 2
+
+
+def test_what_a_wrong_guess_lacks_comes_beside_the_inner_steps(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A miner serves validators only. The inner steps stop once its payload is here, and not to wait for it."""
+    network, brought = networks(miners=3), list[tuple[str, int, set[str]]]()
+    real = Node._bring
+
+    def bring(self: Node, selection: Selection) -> Brought:
+        brought.append((self.ports.pointer.bucket, selection.round, {frame.function for frame in inspect.stack()}))
+        return real(self, selection)
+
+    def before(call: Call) -> None:
+        hidden = call.verb in ("get", "head") and call.bucket == "miner-3" and call.key.endswith(f"{2:08d}")
+        if hidden and call.reader in ("miner-1", "miner-2"):
+            raise ObjectMissing("get: there is no such object or bucket")
+
+    monkeypatch.setattr(Node, "_bring", bring)
+    network.store.before = before
+    network.start()
+    network.run_until(6)
+    network.assert_agreement()
+    assert len(network["miner-1"].contributing(2)) == 3
+    for name in ("miner-1", "miner-2"):
+        assert guesses(network, name)[2] == "wrong"
+        assert network[name].events("interrupted") == []
+        first, *_ = [frames for bucket, round, frames in brought if (bucket, round) == (name, 2)]
+        assert "_decide_in_background" in first, "fetched by the thread that trains"
 
 
 def test_where_nobody_committed_the_round_will_be_void_and_the_next_begins_at_once(networks: Networks) -> None:

@@ -199,10 +199,11 @@ class TwoFacedMiner(Miner):
 
 WITHHOLDS = ("late", "stall", "unserved")
 """How a miner withholds its work, until a moment at which validators still count it. `late`: it shows its key in the
-last block. `stall`: whoever reads its payload waits until shortly before. `unserved`: miners get neither payload nor
-key, and fetch both from validators' copies."""
+last block. `stall`: validators that read its payload wait until shortly before, miners for as long as they ask.
+`unserved`: miners get neither payload nor key at once. In both they fetch what they lack from validators' copies."""
 STALL_BLOCKS = 2
 """Blocks before the reveal deadline in which a stalled payload comes."""
+FOR_EVER = 1 << 40
 
 
 @dataclass
@@ -213,6 +214,7 @@ class Withheld:
     run: Run
     blocks: Blocks
     miners: Collection[str]
+    validators: Collection[str]
 
     def drawn(self, miner: str, round: int) -> str:
         """Return how this miner withholds in this round."""
@@ -224,11 +226,11 @@ class Withheld:
         if call.verb != "get" or call.bucket not in self.miners or call.reader in self.miners or of is None:
             return
         round = int(call.key.rsplit("/", 1)[1])
-        kind = self.drawn(call.bucket, round)
-        if kind == "unserved" and call.reader.startswith("miner"):
+        kind, is_miner = self.drawn(call.bucket, round), call.reader not in self.validators
+        if kind == "unserved" and is_miner:
             raise ObjectMissing("get: there is no such object or bucket")
         if kind == "stall" and of == "payload":
-            shown = self.run.clock.reveal_deadline(round) - STALL_BLOCKS
+            shown = FOR_EVER if is_miner else self.run.clock.reveal_deadline(round) - STALL_BLOCKS
             if not self.blocks.wait(shown, final=True, until=self.blocks.clock.now + call.timeout_seconds):
                 raise StorageError("get: out of time")
 

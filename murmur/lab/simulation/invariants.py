@@ -88,7 +88,7 @@ class _Seen:
     gathered: int = -1
     """The newest gathered round."""
     weighed: int = -1
-    """The newest round in which it has set weights."""
+    """The round in which it has set weights and has not reported yet."""
 
 
 class Witness:
@@ -314,9 +314,10 @@ class Witness:
         miners that have shown theirs. Which keys hostile ones show it is theirs to choose."""
         if member.hostile or seen.weighed != number:
             return
+        seen.weighed = -1  # after a restart it reports the round anew, from what is left of it
         there = [hotkey(self._network.members[name].peer) for name in self._revealed.get(number, ())]
         honest = [address for address in there if not self._network.by_hotkey[address].hostile]
-        read = [a for a in honest if a in peers and peers[a].get("rejected") not in ("UNREVEALED", "MISSING")]
+        read = [address for address in honest if _is_read(peers.get(address, {}))]
         if 2 * len(read) < len(honest):
             self.result.unobserved_weights += 1
             told = f"{len(read)} of {len(honest)} honest miners' keys"
@@ -485,6 +486,12 @@ class Witness:
         self._history.update(line.encode())
         if self._trace is not None:
             self._trace.write(line + "\n")
+
+
+def _is_read(row: dict[str, Any]) -> bool:
+    """Whether a validator has read what this peer left, by its report."""
+    judged = "contributing" in row or "standing" in row or "rejected" in row
+    return judged and row.get("rejected") not in ("UNREVEALED", "MISSING")
 
 
 def _mean(values: list[float]) -> float:

@@ -133,7 +133,8 @@ class Network(Machines[SimulatedNode]):
             self.add(f"miner-{number}", validates=False, stake=0, hostile=attack)
         self.faces = self._faces(seed)
         withholders = [name for name, member in self.members.items() if member.hostile == "withholds"]
-        self.withheld = Withheld(self.run, self.blocks, withholders)
+        judges = [name for name, member in self.members.items() if member.validates]
+        self.withheld = Withheld(self.run, self.blocks, withholders, judges)
         self.store.before = self._served
         self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None, self.run.id))
         self.world.step(1 + FINALITY_LAG)
