@@ -18,7 +18,7 @@ from murmur import files
 from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from murmur.protocol.ports import Time
 from storage.realtime import REAL, seconds_until
-from storage.s3 import PART_BYTES, RangedBucket
+from storage.s3 import RangedBucket
 
 _VERSIONS = 3
 _HANDED_OVER_SHARE = 0.25
@@ -97,11 +97,6 @@ def mapped(path: Path) -> memoryview | None:
             return memoryview(mmap(file.fileno(), size, access=ACCESS_READ) if size else b"")
     except OSError:
         return None
-
-
-def whole_parts(path: Path) -> int:
-    """Bytes that an unfinished download to `path` has brought so far, in whole parts."""
-    return brought(path) // PART_BYTES * PART_BYTES
 
 
 def brought(path: Path) -> int:
