@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from murmur import files
-from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from murmur.protocol.errors import ConfigError, DiskFull, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from murmur.protocol.ports import Time
 from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
@@ -123,7 +123,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
+        raise (DiskFull if files.is_full(error) else ConfigError)(
             f"cannot keep downloads in {folder}: {error.strerror}; free disk space, or move the cache"
         ) from error
 
