@@ -4,6 +4,7 @@ It stands below all packages: those that train or build tokens write files and m
 files too.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -47,6 +48,11 @@ def write(path: Path, *parts: bytes | bytearray | memoryview, mode: int = 0o666,
     with whole(path.parent, path.name, mode=mode, durable=durable) as file:
         for part in parts:
             file.write(part)
+
+
+def is_full(fault: OSError) -> bool:
+    """Whether the disk, or our quota of it, has no room: it may have some later."""
+    return fault.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync(path: Path) -> None:

@@ -1,9 +1,9 @@
 """Concurrent fetching of one object per peer from strangers' buckets, scheduled so that every peer gets a turn.
 
 Half of all hotkeys may exist only to delay us: their servers stall, have no object or cannot be reached. So peers are
-asked in turns, in the caller's order, and a peer whose server stalled waits behind all others. A thread that a server
-blocks is abandoned when the time is over (docs/protocol.md sections 4 and 10). May not interpret the bytes or decide on
-a peer's fault.
+asked in turns, in the caller's order. A peer whose turn ends unfinished waits behind all that had none; among these the
+faster come first. A thread that a server blocks is abandoned when the time is over (docs/protocol.md sections 4 and
+10). May not interpret the bytes or decide on a peer's fault.
 """
 
 from collections import Counter
@@ -22,6 +22,8 @@ _LOOK_SECONDS = 0.5
 """Interval at which `seconds_left` is called: its answer may change with every block."""
 _FIRST_SHARE = 0.25
 """Fraction of a peer's fair share of the time that its first turn gets, so that stallers cost the others no more."""
+_SAMPLE_SHARE = 1 / 16
+"""The same for a download that goes on where it ended: a short first turn loses nothing, and shows its pace."""
 _LEAST_SHARE_SECONDS = 0.05
 """Shortest share. No server answers sooner, and without a minimum the shares of stallers would shrink for ever."""
 _PAUSES = 40
@@ -48,13 +50,20 @@ class _Turn:
     due: float = 0.0
     """Earliest time of the next turn."""
     asked: int = 0
-    stalls: int = 0
-    """Turns that used up their share and returned nothing."""
+    """Requests that were answered, though not with the object."""
+    turns: int = 0
+    """Turns that used up their share and ended unfinished."""
+    pace: int = 0
+    """Bytes a second that the last of these brought to the disk."""
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Sort key: fewest stalls first, then fewest requests, then the caller's order."""
-        return self.stalls, self.asked, self.rank
+    def place(self) -> tuple[bool, int, int, int, int]:
+        """Sort key: no unfinished turn first, then the fastest (within a factor of four), then the caller's order.
+
+        Turns alone do not decide: on a link that is just enough for the best, equal turns for garbage of the right size
+        would leave each of them unfinished.
+        """
+        return self.turns > 0, -(self.pace.bit_length() // 2), 0 if self.pace else self.turns, self.asked, self.rank
 
 
 class Collection:
@@ -66,12 +75,13 @@ class Collection:
     only stallers get another turn. A pointer that may not be followed is never tried twice.
 
     At most `max_threads` requests run at once. While the open peers do not outnumber the threads, each gets all the
-    time left. Otherwise each gets a share, and with `lasting` the share doubles with every stall. Stallers may then
-    occupy at most half of the threads.
+    time left. Otherwise each gets a share, and with `lasting` or `room` the share doubles with every unfinished turn. A
+    thread is then kept free for each waiting peer that had no unfinished turn, at most half of all.
 
     `cache`: a folder where accepted objects are stored and found again (storage/exchange.py, Shelf). An unfinished
-    object that grows has not stalled and keeps its place. `room`: bytes of new files allowed there. Objects that do not
-    fit, from the end of the order, become LEFT OUT, and none is then held in memory.
+    large object stays there and is gone on with; its peer's place is behind all that had no unfinished turn. `room`:
+    bytes of new files allowed there. Objects that do not fit, from the end of the order, become LEFT OUT, and none is
+    then held in memory.
     """
 
     def __init__(
@@ -210,15 +220,16 @@ class Collection:
         return self._num_open > self._num_threads
 
     def _ready(self, now: float) -> list[_Turn]:
-        held = sum(turn.stalls > 0 for turn in self._busy)
-        may_hold = not self._crowded or held < max(1, self._num_threads // 2)
-        return [turn for turn in self._waiting if turn.due <= now and (may_hold or not turn.stalls)]
+        held = sum(turn.turns > 0 for turn in self._busy)
+        kept_free = min(self._num_threads // 2, sum(not turn.turns for turn in self._waiting))
+        may_hold = not self._crowded or held < self._num_threads - kept_free
+        return [turn for turn in self._waiting if turn.due <= now and (may_hold or not turn.turns)]
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
             turn, share = taken
             try:
-                before = 0 if self._shelf is None else self._shelf.progress(turn.item)
+                began, before = self._time.now(), self._brought(turn.item)
                 found, cut_short = fetch(
                     turn.item,
                     timeout_seconds=share,
@@ -226,7 +237,7 @@ class Collection:
                     stopped=lambda: self._closed,
                     time=self._time,
                 )
-                grew = cut_short and self._shelf is not None and self._shelf.progress(turn.item) > before
+                pace = (self._brought(turn.item) - before) / max(self._time.now() - began, _LEAST_SHARE_SECONDS)
             except Exception as error:  # noqa: BLE001 - our fault, not the peer's: raised where `run` was called
                 with self._changed:
                     self._failure = self._failure or error
@@ -235,7 +246,7 @@ class Collection:
             with self._changed:
                 if self._closed:
                     return
-                self._settle(turn, found, cut_short, grew)
+                self._settle(turn, found, cut_short, max(0, int(pace)))
 
     def _take(self) -> tuple[_Turn, float] | None:
         """Take the next turn and the seconds that it may use. None ends the thread; `run` starts others."""
@@ -251,8 +262,10 @@ class Collection:
             share = left
             if self._crowded:
                 share = left * self._num_threads / self._num_open
-                if self._lasting:
-                    share *= _FIRST_SHARE * 2**turn.stalls
+                if self._shelf is not None and self._shelf.only and self._shelf.resumes(turn.item):
+                    share *= _SAMPLE_SHARE * 2**turn.turns
+                elif self._lasting:
+                    share *= _FIRST_SHARE * 2**turn.turns
                 share = min(left, max(share, _LEAST_SHARE_SECONDS))
             if turn.fault is _NOT_ASKED:
                 turn.fault = _NO_ANSWER
@@ -260,21 +273,25 @@ class Collection:
             self._busy.add(turn)
             return turn, share
 
-    def _settle(self, turn: _Turn, found: Data | FetchFault, cut_short: bool, grew: bool) -> None:
+    def _settle(self, turn: _Turn, found: Data | FetchFault, cut_short: bool, pace: int) -> None:
         self._busy.remove(turn)
         if not isinstance(found, FetchFault):
             self._found[turn.item.peer] = found
         elif found.kind == "left_out" or not (cut_short or self._lasting) or _leads_nowhere(turn.item, found):
             self._faults[turn.item.peer] = found
         else:
-            if not grew:
+            if cut_short:
+                turn.turns, turn.pace = turn.turns + 1, pace
+            else:
                 turn.asked += 1
-                turn.stalls += cut_short
             turn.fault = found
             turn.due = self._time.now() if cut_short else self._time.now() + self._pause(turn)
             self._waiting.append(turn)
         if self._over:
             self._changed.notify_all()
+
+    def _brought(self, item: Wanted) -> int:
+        return 0 if self._shelf is None else self._shelf.brought(item)
 
     def _pause(self, turn: _Turn) -> float:
         """Return the seconds until a missing object is requested again."""

@@ -15,7 +15,7 @@ from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, Obj
 from murmur.protocol.ports import Bucket, Time
 from murmur.protocol.types import PeerId
 from storage.realtime import REAL, seconds_until
-from storage.resume import Busy, Opening, Unwanted, brought, download_to, is_begun, keep, mapped, remove, whole_parts
+from storage.resume import Busy, Opening, Unwanted, brought, download_to, is_begun, keep, mapped, remove
 from storage.s3 import RangedBucket
 from storage.transport import deadline
 
@@ -129,9 +129,13 @@ class Shelf:
     def has(self, item: Wanted) -> bool:
         return any(self.place(item, source).exists() for source in item.sources)
 
-    def progress(self, item: Wanted) -> int:
+    def resumes(self, item: Wanted) -> bool:
+        """Whether a download of this object that is cut short is gone on with."""
+        return item.part is None and item.exact and item.size > RESUMED_BYTES
+
+    def brought(self, item: Wanted) -> int:
         """Return the number of bytes of unfinished downloads of this object."""
-        return sum(whole_parts(path) for path in {self.place(item, source) for source in item.sources})
+        return sum(brought(path) for path in {self.place(item, source) for source in item.sources})
 
 
 def cached(folder: Path, peer: PeerId, key: str) -> Path:
@@ -216,7 +220,7 @@ class _Visit:
         except StorageError as error:
             return FetchFault("unavailable", str(error))
         try:
-            if path is not None and self.item.exact and self.item.size > RESUMED_BYTES:
+            if path is not None and self.shelf is not None and self.shelf.resumes(self.item):
                 return self._to_disk(bucket, path)
             data = self._to_memory(bucket)
         except ObjectMissing as error:

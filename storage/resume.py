@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from murmur import files
-from murmur.protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from murmur.protocol.errors import ConfigError, DiskFull, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from murmur.protocol.ports import Time
 from storage.realtime import REAL, seconds_until
-from storage.s3 import PART_BYTES, RangedBucket
+from storage.s3 import RangedBucket
 
 _VERSIONS = 3
 _HANDED_OVER_SHARE = 0.25
@@ -99,11 +99,6 @@ def mapped(path: Path) -> memoryview | None:
         return None
 
 
-def whole_parts(path: Path) -> int:
-    """Bytes that an unfinished download to `path` has brought so far, in whole parts."""
-    return brought(path) // PART_BYTES * PART_BYTES
-
-
 def brought(path: Path) -> int:
     """Bytes that an unfinished download to `path` has brought so far."""
     try:
@@ -128,7 +123,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
+        raise (DiskFull if files.is_full(error) else ConfigError)(
             f"cannot keep downloads in {folder}: {error.strerror}; free disk space, or move the cache"
         ) from error
 

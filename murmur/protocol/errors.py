@@ -2,7 +2,8 @@
 
 MurmurError
 ├── ConfigError          the operator fixes it; exit status 2
-│   └── UpdateNeeded     the run has moved to a protocol that this release does not speak; exit status 75
+│   ├── UpdateNeeded     the run has moved to a protocol that this release does not speak; exit status 75
+│   └── DiskFull         room may come back by itself; exit status 1, after which a service manager starts it again
 ├── ChainError           the chain did not answer or refused; retried until the phase's deadline
 ├── StorageError         a bucket did not answer or refused; retried until the phase's deadline
 │   ├── ObjectMissing    404: not there (yet)
@@ -32,6 +33,11 @@ class ConfigError(MurmurError):
 
 class UpdateNeeded(ConfigError):
     """The run needs a newer release from some round on."""
+
+
+class DiskFull(ConfigError):
+    """What has to be saved does not fit on the disk. Programs exit with status 1: who fills a disk for a moment must
+    not end a node for good."""
 
 
 STATE_PRUNED = "StatePruned"

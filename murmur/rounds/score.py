@@ -14,10 +14,11 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.judge import Judge, Model
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.report import Paid, round_report
-from gauntlet.selection import Ranking
+from gauntlet.selection import Ranking, in_order
 from murmur.data.shards import Shards
 from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import open_threads
+from murmur.node.fetch.room import PAYLOADS, room_for_remembered
 from murmur.node.node import Node
 from murmur.node.state.payload_history import PayloadHistory
 from murmur.node.telemetry.events import round_seconds
@@ -46,9 +47,7 @@ class Scores:
             ) from None
         self._commit = (-1, Digest(b""))
         """The last judged round, and the hash of its commit deadline: a chain that fails later holds nothing up."""
-        self.memory = PayloadHistory(
-            store.folder / "payloads", node.run.first.layout.records_bytes, self.book.remembered
-        )
+        self.memory = PayloadHistory(store.folder / PAYLOADS, node.run.first.layout.records_bytes, self.book.remembered)
 
     def check(self, round: int, gathered: Sequence[Gathered]) -> Checked:
         """Run the fast checks (docs/protocol.md section 5), and log and emit the results."""
@@ -184,9 +183,11 @@ class Scores:
 
     def fold(self, outcome: RoundOutcome) -> None:
         """Fold the round into the book and save it: ratings survive anything from here on."""
-        node, round = self.node, outcome.round
-        self.memory.keep(round, outcome.checked.remember)
-        self.book = self.judge(round).fold(outcome)
+        node, round, judge = self.node, outcome.round, self.judge(outcome.round)
+        sent = {past.peer: (past, records) for past, records in outcome.checked.remember.items()}
+        best_first = dict(sent[peer] for peer in in_order(self.book, sent, judge.commit_hash))
+        self.memory.keep(round, best_first, room_for_remembered(judge.spec, node.state.store.folder))
+        self.book = judge.fold(outcome)
         node.state.save(book=node.state.store.write(book.to_json(self.book)), scored=round)
         self.memory.prune(self.book.remembered)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from murmur.node.program.process import run_program
-from murmur.protocol.errors import ChainError, CheckpointCorrupt, ConfigError, UpdateNeeded
+from murmur.protocol.errors import ChainError, CheckpointCorrupt, ConfigError, DiskFull, UpdateNeeded
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets", "numpy")
@@ -64,7 +64,10 @@ def test_help_is_instant_and_names_every_flag(program: str) -> None:
         (CheckpointCorrupt("fix this"), 1),
         (UpdateNeeded("fix this"), 75),
         (ChainError("fix this"), 1),
-        (OSError(errno.ENOSPC, "fix this", "/state"), 2),
+        (DiskFull("fix this"), 1),
+        (OSError(errno.ENOSPC, "fix this", "/state"), 1),
+        (OSError(errno.EDQUOT, "fix this", "/state"), 1),
+        (OSError(errno.EROFS, "fix this", "/state"), 2),
     ],
 )
 def test_every_kind_of_end_has_its_status_and_no_traceback(

@@ -16,7 +16,7 @@ from murmur.node.doctor import chain, machine, start
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import Finding, Reaction, Status
 from murmur.node.doctor.start import ANSWERED, CHECKS, ready
-from murmur.protocol.errors import ChainError, ConfigError, StorageError, UpdateNeeded
+from murmur.protocol.errors import ChainError, ConfigError, DiskFull, StorageError, UpdateNeeded
 from murmur.protocol.types import Subnet
 from tests.fakes.chain import FakeSigner
 from tests.node.doctor_world import OWN, ChainOfOne, World
@@ -184,14 +184,24 @@ def test_a_full_disk_is_found_before_it_is_full(world: World, monkeypatch: pytes
     found = world.found()
     assert faults(found) == ["disk"]
     assert "--home" in found["disk"].fix
+    assert found["disk"].reaction is Reaction.END
     # What is there already needs no more room.
     state = next((world.folder / "home").glob("*"), world.folder / "home" / "none")
     assert not state.exists()
     node = ExaminedNode(world.config(), "miner", keeps=True, time=world.time)
     list(node.examine(CHECKS))
-    (node.store.folder / "large").write_bytes(bytes(50_000_000))
+    large = node.store.folder / "large"
+    large.write_bytes(bytes(50_000_000))
     node.close()
     assert faults(world.found()) == []
+    # A node that ran here may be started again: others may have filled the disk for a moment.
+    large.unlink()
+    with pytest.raises(DiskFull, match="1 of 16 checks failed"):
+        ready(world.config(), "miner", world.time)
+    writable(world)
+    with pytest.raises(ConfigError, match="2 of 16 checks failed") as fault:
+        ready(world.config(), "miner", world.time)
+    assert not isinstance(fault.value, DiskFull)
 
 
 def test_the_data_set_that_is_fetched_needs_room_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +226,8 @@ def test_a_home_that_takes_no_file_is_a_full_disk_too(world: World, monkeypatch:
     found = world.found()
     assert faults(found) == ["home"]
     assert "No space left" in found["home"].detail
+    with pytest.raises(DiskFull, match="1 of 16 checks failed"):
+        ready(world.config(), "miner", world.time)
     assert not list((world.folder / "home").glob(".trial*"))
 
 

@@ -14,7 +14,7 @@ from murmur.node.fetch.sources import Sources
 from murmur.node.state.node_state import LOG_INTERVALS
 from murmur.node.state.redo_log import RedoLog
 from murmur.node.state.saved import Payload, Step
-from murmur.protocol.errors import ConfigError
+from murmur.protocol.errors import DiskFull
 from murmur.training import checkpoint
 from murmur.training.replica import Replica, genesis_theta
 from storage.exchange import FetchFault
@@ -82,7 +82,7 @@ def test_a_disk_that_takes_no_snapshot_stops_the_node_only_when_the_log_is_too_l
 
     with monkeypatch.context() as context:
         context.setattr("murmur.node.state.snapshots.checkpoint.save", full)
-        with pytest.raises(ConfigError, match="free disk space"):
+        with pytest.raises(DiskFull, match="free disk space"):
             play(held)
     assert len(held.saved.consensus.log) == LOG_INTERVALS * SPEC.checkpoint_rounds
     stop(held)

@@ -16,7 +16,7 @@ import torch
 from gauntlet.agreement import Tip
 from murmur.node.state.saved import Consensus, Payload, Saved, SealedRound, Snapshot, Step
 from murmur.node.state.store import DAMAGED_KEPT, StateStore
-from murmur.protocol.errors import CheckpointCorrupt, ConfigError
+from murmur.protocol.errors import CheckpointCorrupt, ConfigError, DiskFull
 from murmur.protocol.types import Digest, PeerId
 from murmur.training import checkpoint
 from tests.forked import exit_code
@@ -155,6 +155,20 @@ def _save_and_die(home: Path, step: int) -> None:
         store.commit(full(store, 2))
     finally:
         os._exit(0)
+
+
+def test_a_full_disk_is_told_from_other_faults_and_leaves_the_state_before(store: StateStore) -> None:
+    before = full(store, 1)
+    store.commit(before)
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(DiskFull, match="free disk space and start again"):
+        store.commit(replace(full(store, 2), consensus=replace(before.consensus, log=before.consensus.log * 100)))
+    assert store.load() == before
+    store._db.execute("PRAGMA query_only=1")
+    with pytest.raises(ConfigError) as fault:
+        store.commit(before)
+    assert not isinstance(fault.value, DiskFull)
 
 
 def test_a_payload_of_the_log_that_is_missing_hinders_no_commit(store: StateStore) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from murmur.lab.localnet.store import StoreReady
 from murmur.lab.simulation.clock import Life
+from murmur.node.fetch import payloads
 from murmur.node.fetch.payloads import collect_keys, collect_pinned
 from murmur.node.fetch.sources import Sources
 from murmur.protocol import keys
@@ -79,7 +82,10 @@ def test_their_places_are_asked_for_keys_as_often_as_the_victims_alone(life: Lif
     assert asked(COPYCATS) <= asked(0) + 2
 
 
-def test_a_validator_reads_one_payload_and_the_envelope_for_each_of_them(s3_store: StoreReady, tmp_path: Path) -> None:
+def test_a_validator_reads_one_payload_and_the_envelope_for_each_of_them(
+    s3_store: StoreReady, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payloads, "room_for_downloads", lambda spec, role, cache: 1 << 40)
     user = s3_store.users["miner-1"]
     bucket = open_bucket(s3_store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
     sealed = seal(bytes(8 << 20), run=RUN, round=ROUND, signer=Signer())

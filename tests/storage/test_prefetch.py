@@ -13,7 +13,6 @@ import pytest
 from murmur.lab.simulation import store as world
 from murmur.lab.simulation.clock import Life
 from murmur.protocol.errors import ObjectMissing, StorageError
-from storage import resume
 from storage.collect import Collection, gather
 from storage.exchange import FetchFault, Source, Wanted, cached
 from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
@@ -23,8 +22,7 @@ from tests.storage.collect_cases import CAP, LARGE, PART_BYTES, SIZE, body, larg
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is larger than a few goes to the disk, part by part."""
-    for module in (resume, world):
-        monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(world, "PART_BYTES", PART_BYTES)
 
 
 def test_what_lies_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
@@ -249,9 +247,8 @@ def test_what_needs_more_than_one_sources_share_of_the_time_is_gone_on_with(
     tmp_path: Path, life: Life, monkeypatch: pytest.MonkeyPatch, lasting: bool
 ) -> None:
     """Beside a mirror that has nothing its owner has half of the time: too little for the object, enough for the rest
-    of it. Smaller than a part, where nothing counts as growth."""
-    for module in (resume, world):
-        monkeypatch.setattr(module, "PART_BYTES", 2 * len(LARGE))
+    of it."""
+    monkeypatch.setattr(world, "PART_BYTES", 2 * len(LARGE))
     store = FakeStore()
     wanted = large(store, "m1", time=life)
     mirror = Source(partial(store.bucket, "mirror", read_only=True, time=life), "k")
@@ -303,25 +300,3 @@ def test_what_needs_more_than_one_sources_share_of_the_time_is_gone_on_with(
     assert found == {peer(1): LARGE}
     assert set(turns) == {"stream"}
     assert len(turns) > 1, "one turn was enough: this shows nothing"
-
-
-def test_a_download_that_grows_is_no_stall(tmp_path: Path, life: Life) -> None:
-    """Of two objects on one thread the slow one, first in the order, comes before the other, in several turns."""
-    store = FakeStore()
-    first = large(store, "m1", time=life)
-    second = replace(large(store, "m2", time=life), peer=peer(2))
-    store.log.clear()
-    store.before = lambda call: life.sleep(0.1 if call[:4] == ("m1", "owner", "get", "k-m1") else 0)
-    found = Collection(
-        [first, second],
-        seconds_left=window(life, 8),
-        max_threads=1,
-        lasting=True,
-        cache=tmp_path,
-        room=1 << 30,
-        time=life,
-    ).run()
-    assert found == {peer(1): LARGE, peer(2): LARGE}
-    buckets = [bucket for bucket, _, _ in store.log]
-    assert buckets == sorted(buckets)
-    assert store.log.count(("m1", "head", "k-m1")) > 1, "one turn was enough: this shows nothing"

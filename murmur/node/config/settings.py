@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
+from murmur import files
 from murmur.node.config.settings_sources import (
     BTCLI,
     PREFIX,
@@ -25,7 +26,7 @@ from murmur.node.config.settings_sources import (
     values,
     variable_of,
 )
-from murmur.protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError, DiskFull
 from murmur.protocol.spec import fault_lines
 
 _KEY = "access_key", "secret_key"
@@ -387,7 +388,9 @@ def home(config: NetworkConfig | ClusterConfig) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as fault:
-        raise ConfigError(f"cannot create the state folder {path}: {fault.strerror}; choose another --home") from None
+        raise (DiskFull if files.is_full(fault) else ConfigError)(
+            f"cannot create the state folder {path}: {fault.strerror}; choose another --home"
+        ) from None
     if not os.access(path, os.W_OK):
         raise ConfigError(f"the state folder {path} is not writable; fix its permissions or choose another --home")
     return path

@@ -21,13 +21,14 @@ class Reaction(StrEnum):
     """How a starting node reacts to a fault. END: it exits, and the operator has to fix something. UPDATE: it exits,
     and needs a newer release. REACH: a server that the operator named cannot be reached. HANGS: such a server does not
     answer in time, but nothing shows that its address is wrong. WAIT: another party's server does not answer, and the
-    operator need do nothing."""
+    operator need do nothing. FULL: it exits, and may be started again: the disk of a node that ran here has no room."""
 
     END = "end"
     UPDATE = "update"
     REACH = "reach"
     HANGS = "hangs"
     WAIT = "wait"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)

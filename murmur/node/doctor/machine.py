@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from murmur import files
 from murmur.node.config.device import choose_device, describe
 from murmur.node.config.run_file import folder_of
 from murmur.node.config.settings import ClusterConfig, NetworkConfig
@@ -13,6 +14,8 @@ from murmur.node.config.settings import home as open_home
 from murmur.node.config.settings_sources import variable_of
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import Advice, FailedCheck, Reaction
+from murmur.node.fetch.room import taken_bytes
+from murmur.node.state.store import STATE
 from murmur.node.sync.dataset import DATA
 from murmur.protocol.errors import StorageError
 from murmur.protocol.spec import TrainingSpec
@@ -46,6 +49,7 @@ def home(node: ExaminedNode) -> str:
             f"nothing can be written to the state folder {node.home} ({fault.strerror}), but a node has to "
             "save every round before it publishes",
             HOME_FIX,
+            Reaction.FULL if files.is_full(fault) else Reaction.END,
         ) from None
     finally:
         path.unlink(missing_ok=True)
@@ -70,7 +74,7 @@ def member_disk(node: Any) -> str:
 def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
     """Check that the disk of `home` has room for `state` bytes of state, in `folder`, and `data` bytes of data. Raises
     Fault."""
-    there = min(state, _size(folder)) + min(data, _size(home / DATA))
+    there = min(state, taken_bytes([folder])) + min(data, taken_bytes([home / DATA]))
     free = shutil.disk_usage(home).free
     parts = f"{_bytes(state)} of state" + (f" and {_bytes(data)} of the data set" if data else "")
     if free + there < state + data:
@@ -78,6 +82,7 @@ def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
             f"the disk of {home} has {_bytes(free)} free, but a {who} of this run needs {parts}, of which "
             f"{_bytes(there)} are there: the node would stop when it is full",
             HOME_FIX + (DATA_FIX if data else ""),
+            Reaction.FULL if (folder / STATE).exists() else Reaction.END,
         )
     return f"{_bytes(free)} free, {_bytes(there)} in use; the run needs {parts}"
 
@@ -135,17 +140,6 @@ def clock(node: ExaminedNode) -> str | Advice:
 
 def _off(seconds: float) -> str:
     return f"this machine's clock is {abs(seconds) / 60:.0f} minutes {'ahead of' if seconds > 0 else 'behind'} that"
-
-
-def _size(folder: Path) -> int:
-    """Return the bytes of all files. Files that disappear meanwhile do not count."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:
-            continue
-    return total
 
 
 def _bytes(num_bytes: int) -> str:

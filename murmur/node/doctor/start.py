@@ -16,7 +16,7 @@ from murmur.node.config.settings import NodeConfig
 from murmur.node.doctor import bucket, chain, machine, run
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import Check, Finding, Reaction, Status
-from murmur.protocol.errors import ConfigError, UpdateNeeded
+from murmur.protocol.errors import ConfigError, DiskFull, UpdateNeeded
 from murmur.protocol.ports import Time
 from murmur.training.memory import Role
 from storage.realtime import REAL
@@ -57,7 +57,8 @@ CHECKS: Sequence[Check] = (
 
 def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
     """Return everything that a node is built of, once all checks have passed. Raises ConfigError for faults that the
-    operator has to fix, UpdateNeeded if this release is too old. Nothing is published before it returns."""
+    operator has to fix, DiskFull for a full disk alone, UpdateNeeded if this release is too old. Nothing is published
+    before it returns."""
     until = time.now() + HANG_SECONDS
     while True:
         node = ExaminedNode(config, role, keeps=True, time=time)
@@ -89,7 +90,8 @@ def _may_begin(found: Sequence[Finding], node: ExaminedNode, patience: float) ->
     if not known and patience > 0:
         waits.add(Reaction.HANGS)
     if not all(fault.reaction in waits for fault in faults):
-        raise ConfigError(told(faults, len(found)))
+        only_full = all(fault.reaction in waits | {Reaction.FULL} for fault in faults)
+        raise (DiskFull if only_full else ConfigError)(told(faults, len(found)))
     for fault in faults:
         hangs = not known and fault.reaction is Reaction.HANGS
         logger.warning(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from shutil import disk_usage
 from typing import Protocol
 
 from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import Opened, open_pinned, open_threads
+from murmur.node.fetch.room import room_for_downloads
 from murmur.node.fetch.sources import Sources
 from murmur.node.fetch.threads import FETCH_THREADS, KEY_THREADS, PREFETCH_THREADS, parallel_fetches
 from murmur.protocol import keys
@@ -126,7 +126,7 @@ def collect_pinned(
         max_threads=parallel_fetches(spec.gauntlet.contributors),
         lasting=True,
         cache=cache,
-        room=_room(cache),
+        room=room_for_downloads(spec, "validator", cache),
         time=time,
     ).start()
 
@@ -212,15 +212,6 @@ def _sealed(
     ]
 
 
-def _room(cache: Path) -> int:
-    """Bytes that a round's downloads may take: half of what the disk has free, since the state is saved to it too."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        return disk_usage(cache).free // 2
-    except OSError:
-        return 0
-
-
 def prefetch(
     spec: RunSpec,
     run: Digest,
@@ -234,8 +225,9 @@ def prefetch(
     time: Time = REAL,
 ) -> Collection:
     """Begin to fetch sealed objects that may be selected, from their own buckets: nobody mirrors them yet. At most as
-    many as a round may select and keep in reserve, each of exactly the size that the spec says. promised: whose, and
-    the digest of its envelope where it has committed by now; what it has signed for the round where it has not."""
+    many as a round may select and keep in reserve, each of exactly the size that the spec says. It is miners that fetch
+    ahead. promised: whose, and the digest of its envelope where it has committed by now; what it has signed for the
+    round where it has not."""
     until = time.now() + timeout
     wanted = [
         Wanted(
@@ -252,7 +244,7 @@ def prefetch(
         seconds_left=lambda: seconds_until(until, time),
         max_threads=PREFETCH_THREADS,
         cache=cache,
-        room=_room(cache),
+        room=room_for_downloads(spec, "miner", cache),
         time=time,
     ).start(ended)
 

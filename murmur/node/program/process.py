@@ -1,7 +1,7 @@
 """The frame of every node program: logging, the first line, exit statuses, a clean Ctrl-C.
 
-Exit statuses: 0 stopped on request, 2 the operator has to fix something, 75 this release is too old for the run. Bugs
-crash with a traceback.
+Exit statuses: 0 stopped on request, 2 the operator has to fix something, 75 this release is too old for the run, 1
+anything else, a full disk among it: start it again. Bugs crash with a traceback.
 """
 
 import errno
@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from murmur.protocol.errors import ConfigError, MurmurError, UpdateNeeded
+from murmur import files
+from murmur.protocol.errors import ConfigError, DiskFull, MurmurError, UpdateNeeded
 
 if TYPE_CHECKING:
     from loguru import Record as LogRecord
 
+EXIT_AGAIN = 1
 EXIT_CONFIG = 2
 EXIT_UPDATE = 75
 _OPEN_FILES = 8192
-_DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def run_program(main: Callable[[], None]) -> int:
@@ -101,20 +102,23 @@ def _status(main: Callable[[], None]) -> int:
     except UpdateNeeded as fault:
         print(fault, file=sys.stderr)  # noqa: T201
         return EXIT_UPDATE
+    except DiskFull as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return EXIT_AGAIN
     except ConfigError as fault:
         print(fault, file=sys.stderr)  # noqa: T201
         return EXIT_CONFIG
     except MurmurError as fault:
         print(f"stopped: {fault}", file=sys.stderr)  # noqa: T201
-        return 1
+        return EXIT_AGAIN
     except OSError as fault:
-        if fault.errno not in _DISK_FAULTS:
+        if not files.is_full(fault) and fault.errno != errno.EROFS:
             raise
         where = f" {fault.filename}" if fault.filename else ""
         print(  # noqa: T201
             f"cannot write{where}: {fault.strerror}. Nothing is lost: free disk space and start again", file=sys.stderr
         )
-        return EXIT_CONFIG
+        return EXIT_AGAIN if files.is_full(fault) else EXIT_CONFIG
     return 0
 
 

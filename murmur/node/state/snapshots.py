@@ -12,7 +12,7 @@ from loguru import logger
 
 from murmur import files
 from murmur.node.state.saved import Snapshot
-from murmur.protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError, DiskFull
 from murmur.protocol.ports import Task, Time
 from murmur.protocol.types import Digest
 from murmur.training import checkpoint
@@ -72,7 +72,7 @@ class Snapshots:
 
     def _require_whole(self) -> None:
         if self._fault is not None:
-            raise ConfigError(
+            raise (DiskFull if files.is_full(self._fault) else ConfigError)(
                 f"no snapshot of theta can be written to {self.folder} ({self._fault}): free disk space and "
                 "start again; nothing is lost"
             )

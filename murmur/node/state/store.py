@@ -17,11 +17,12 @@ from loguru import logger
 from murmur import files
 from murmur.node.config.run_file import RunFile, folder_of
 from murmur.node.state.saved import ADVICE, Saved, decode, encode
-from murmur.protocol.errors import CheckpointCorrupt, ConfigError
+from murmur.protocol.errors import CheckpointCorrupt, ConfigError, DiskFull
 from murmur.protocol.types import Digest
 from murmur.training.checkpoint import blobs
 
 SCHEMA = 5
+STATE = "state.db"
 DAMAGED_KEPT = 8
 """Number of files moved aside that are kept to show what the disk did; the oldest are deleted first."""
 _FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -33,7 +34,9 @@ _OF_THE_MACHINE = {
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_FULL,
 }
-"""Faults that no change of the file's bytes brings about."""
+"""Faults that no change of the file's bytes brings about .."""
+_DISK_IS_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+""".. and those of a full disk among them; the second when its file of shared memory has no room."""
 
 
 class InUse(ConfigError):
@@ -59,7 +62,7 @@ class StateStore:
         self.own = self.folder / "own"
         _tighten(self.folder)
         self.run = RunFile(self.folder)
-        self._path = self.folder / "state.db"
+        self._path = self.folder / STATE
         self._lock = _lock(self.folder / "lock")
         self._db = self._connect()
         try:
@@ -71,7 +74,7 @@ class StateStore:
     @staticmethod
     def exists(home: Path, run: Digest) -> bool:
         """Whether a state of this run was ever kept here."""
-        return (folder_of(home, run) / "state.db").exists()
+        return (folder_of(home, run) / STATE).exists()
 
     def _open(self) -> None:
         try:
@@ -123,13 +126,14 @@ class StateStore:
         """Make `saved` the node's state: the commit point. Files that it does not name are removed afterwards.
         Payloads of the log may be missing: others have them.
 
-        Raises ConfigError, with the state before still in force, when the disk does not take it.
+        Raises ConfigError, with the state before still in force, when the disk does not take it; DiskFull when that is
+        full.
         """
         keep = self._named(saved)
         try:
             self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (encode(saved),))
         except sqlite3.OperationalError as fault:
-            raise ConfigError(
+            raise _class_of(fault)(
                 f"{self._path} cannot be written ({fault}): free disk space and start again; nothing is lost"
             ) from None
         except _FAULTS as fault:
@@ -199,7 +203,7 @@ class StateStore:
         # SQLite's class of error does not tell: "no such column" of a changed schema is operational too.
         of_the_machine = getattr(fault, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE
         if of_the_machine or not os.access(self._path, os.R_OK | os.W_OK):
-            return ConfigError(
+            return _class_of(fault)(
                 f"{self._path} cannot be opened ({fault}): check the disk, and whether another process uses the file"
             )
         return CheckpointCorrupt(f"{self._path} is damaged ({fault}): {ADVICE}")
@@ -213,6 +217,11 @@ class StateStore:
             if not path.exists():
                 raise CheckpointCorrupt(f"the state to be committed names {path.name}, which was never written")
         return {*paths, *(self.log / p.envelope.hex() for step in saved.consensus.log for p in step.payloads)}
+
+
+def _class_of(fault: Exception) -> type[ConfigError]:
+    """The class of a fault of this machine's."""
+    return DiskFull if getattr(fault, "sqlite_errorcode", 0) in _DISK_IS_FULL else ConfigError
 
 
 def _number(path: Path) -> int:
