@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from murmur.protocol.ports import Bucket, Time
-from murmur.protocol.types import PeerId
+from murmur.protocol.types import PeerId, Pointer, PublicPointer
 from storage.realtime import REAL, seconds_until
 from storage.resume import Busy, Opening, Unwanted, brought, download_to, is_begun, keep, mapped, remove, whole_parts
 from storage.s3 import RangedBucket
@@ -34,12 +34,14 @@ Data = bytes | memoryview
 @dataclass(frozen=True, slots=True)
 class Source:
     """A place that may have the object. `open` may raise ConfigError or StorageError: the pointer is a stranger's.
-    `endpoint`: its server's URL, if it has one. `kept_as`: the object's name on a shelf, if that is not its key."""
+    `endpoint`: its server's URL, if it has one. `kept_as`: the object's name on a shelf, if that is not its key.
+    `place`: the pointer that `open` follows, if any: a place is asked for a key once (storage/places.py)."""
 
     open: Callable[[], RangedBucket]
     key: str
     endpoint: str = ""
     kept_as: str = ""
+    place: Pointer | PublicPointer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Sources:
     def _places(self, *places: tuple[PeerId, str]) -> tuple[Source, ...]:
         found = ((self.bucket_of(peer), key, self.pointer_of(peer)) for peer, key in places)
         return tuple(
-            Source(opener, key, pointer.endpoint)
+            Source(opener, key, pointer.endpoint, place=pointer)
             for opener, key, pointer in found
             if opener is not None and pointer is not None
         )

@@ -1,0 +1,120 @@
+"""A crowd that points to somebody's bucket costs that bucket nothing, and nobody its place. Whole networks in modelled
+time: real miners and validators, whose requests the store counts."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loguru import logger
+
+from murmur.lab.simulation.network import Network
+from murmur.lab.simulation.signer import HashSigner
+from murmur.lab.simulation.store import Call, StoreBucket
+from murmur.protocol.messages import encode_slot
+from murmur.protocol.types import Commitment, Digest, PeerId, Pointer
+from tests.rounds.test_mirrors import contributing, until
+
+STRANGERS = 200
+VICTIM = "miner-1"
+CALM_ROUNDS = range(2, 5)
+CROWDED_ROUNDS = range(6, 9)
+"""The strangers come in the round between."""
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    torch.set_num_threads(1)
+    logger.disable("")
+    told: list[object] = []
+    made = Network(
+        tmp_path,
+        1,
+        validators=2,
+        miners=3,
+        tell=lambda member, event, round, fields: told.append((member.name, event, round, fields)),
+    )
+    made.history = told  # type: ignore[attr-defined]
+    yield made
+    made.close()
+    logger.enable("")
+
+
+def the_same(pointer: Pointer, number: int) -> Pointer:
+    return pointer
+
+
+def another_key(pointer: Pointer, number: int) -> Pointer:
+    """The server refuses it."""
+    return replace(pointer, access_key=f"made-up-{number}")
+
+
+def refusing(network: Network) -> None:
+    """The store knows the credential of each bucket."""
+    serve = network.store.open
+
+    def opened(pointer: Pointer, **options: Any) -> StoreBucket:
+        bucket = serve(pointer, **options)
+        bucket.revoked = pointer != network.store.pointer(pointer.bucket)
+        return bucket
+
+    network.store.open = opened  # type: ignore[method-assign]
+
+
+class Crowd:
+    """Hotkeys that point to the victim's bucket and commit in each round, every second one to what the victim
+    commits to."""
+
+    def __init__(self, network: Network, pointer: Callable[[Pointer, int], Pointer]) -> None:
+        self.network, self.committed = network, -1
+        self.strangers: list[tuple[PeerId, Pointer]] = []
+        for number in range(STRANGERS):
+            peer = HashSigner(f"stranger-{number}").peer
+            network.world.register(peer)
+            self.strangers.append((peer, pointer(network.store.pointer(VICTIM), number)))
+        for peer, target in self.strangers:
+            network.world.publish(peer, encode_slot(target, None, None))
+
+    def commit(self) -> None:
+        """Commit as soon as the victim has."""
+        network, victim = self.network, self.network.members[VICTIM].peer
+        slot = next(peer for peer in network.world.state(network.world.final).peers if peer.id == victim).slot
+        statement = slot.statement if slot is not None else None
+        if isinstance(statement, Commitment) and statement.round > self.committed:
+            self.committed = statement.round
+            for number, (peer, target) in enumerate(self.strangers):
+                envelope = statement.envelope if number % 2 else Digest(number.to_bytes(32, "little"))
+                network.world.publish(peer, encode_slot(target, Commitment(statement.round, envelope), None))
+
+
+@pytest.mark.parametrize("pointer", [the_same])
+def test_a_bucket_that_200_strangers_point_to_gets_no_more_requests(
+    network: Network, pointer: Callable[[Pointer, int], Pointer]
+) -> None:
+    asked: dict[int, Counter[str]] = {}
+
+    def count(call: Call) -> None:
+        if call.bucket == VICTIM and call.reader != VICTIM:
+            round = network.run.clock.round_at(network.world.final)
+            asked.setdefault(round, Counter())[f"{call.reader[:5]} {call.verb} {call.key.split('/')[1]}"] += 1
+
+    network.store.before = count
+    refusing(network)
+    network.begin()
+    until(network, lambda: network.run.clock.round_at(network.world.final) > CALM_ROUNDS[-1])
+    crowd = Crowd(network, pointer)
+
+    def played() -> bool:
+        crowd.commit()
+        return network.run.clock.round_at(network.world.final) > CROWDED_ROUNDS[-1]
+
+    until(network, played)
+    for round in sorted(asked):
+        print(round, asked[round].total(), dict(asked[round]))
+    calm = sum(asked[round].total() for round in CALM_ROUNDS)
+    crowded = sum(asked[round].total() for round in CROWDED_ROUNDS)
+    assert crowded <= 2 * calm
+    assert all(len(contributing(network, "miner-2")[round]) == 3 for round in (*CALM_ROUNDS, *CROWDED_ROUNDS[:-1]))
