@@ -289,6 +289,9 @@ class Collection:
         asked = Counter(source.endpoint for other in (*self._waiting, *self._busy) for source in other.item.sources)
         to_one = max((asked[source.endpoint] for source in turn.item.sources if source.endpoint), default=0)
         window = self._until - self._began
+        if turn.item.opening is not None:
+            # A large object should have been there from the beginning: it is asked for less and less often.
+            longest = window = 2.0 ** (turn.asked - 1) * window
         questions = max(asked.total() / _QUESTIONS_PER_SECOND, to_one / _QUESTIONS_TO_ONE)
         return max(min(max(window / _PAUSES, shortest), longest), questions)
 

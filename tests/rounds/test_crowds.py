@@ -19,7 +19,6 @@ from murmur.protocol.types import Commitment, Digest, PeerId, Pointer
 from tests.rounds.test_mirrors import contributing, until
 
 STRANGERS = 200
-VICTIM = "miner-1"
 CALM_ROUNDS = range(2, 5)
 CROWDED_ROUNDS = range(6, 9)
 """The strangers come in the round between."""
@@ -65,23 +64,23 @@ def refusing(network: Network) -> None:
 
 
 class Crowd:
-    """Hotkeys that point to the victim's bucket and commit in each round, every second one to what the victim
-    commits to."""
+    """Hotkeys that point to the victim's bucket and commit in each round, every second one to what a miner commits
+    to."""
 
-    def __init__(self, network: Network, pointer: Callable[[Pointer, int], Pointer]) -> None:
+    def __init__(self, network: Network, victim: str, pointer: Callable[[Pointer, int], Pointer]) -> None:
         self.network, self.committed = network, -1
         self.strangers: list[tuple[PeerId, Pointer]] = []
         for number in range(STRANGERS):
             peer = HashSigner(f"stranger-{number}").peer
             network.world.register(peer)
-            self.strangers.append((peer, pointer(network.store.pointer(VICTIM), number)))
+            self.strangers.append((peer, pointer(network.store.pointer(victim), number)))
         for peer, target in self.strangers:
             network.world.publish(peer, encode_slot(target, None, None))
 
     def commit(self) -> None:
-        """Commit as soon as the victim has."""
-        network, victim = self.network, self.network.members[VICTIM].peer
-        slot = next(peer for peer in network.world.state(network.world.final).peers if peer.id == victim).slot
+        """Commit as soon as the miner has."""
+        network, miner = self.network, self.network.members["miner-1"].peer
+        slot = next(peer for peer in network.world.state(network.world.final).peers if peer.id == miner).slot
         statement = slot.statement if slot is not None else None
         if isinstance(statement, Commitment) and statement.round > self.committed:
             self.committed = statement.round
@@ -90,21 +89,29 @@ class Crowd:
                 network.world.publish(peer, encode_slot(target, Commitment(statement.round, envelope), None))
 
 
-@pytest.mark.parametrize("pointer", [the_same, another_key])
+@pytest.mark.parametrize(
+    ("victim", "pointer"),
+    [
+        ("miner-1", the_same),
+        ("validator-1", the_same),
+        pytest.param("miner-1", another_key, marks=pytest.mark.check),
+        pytest.param("validator-1", another_key, marks=pytest.mark.check),
+    ],
+)
 def test_a_bucket_that_200_strangers_point_to_gets_at_most_twice_the_requests(
-    network: Network, pointer: Callable[[Pointer, int], Pointer]
+    network: Network, victim: str, pointer: Callable[[Pointer, int], Pointer]
 ) -> None:
     asked = Counter[int]()
 
     def count(call: Call) -> None:
-        if call.bucket == VICTIM and call.reader != VICTIM:
+        if call.bucket == victim and call.reader != victim:
             asked[network.run.clock.round_at(network.world.final)] += 1
 
     network.store.before = count
     refusing(network)
     network.begin()
     until(network, lambda: network.run.clock.round_at(network.world.final) > CALM_ROUNDS[-1])
-    crowd = Crowd(network, pointer)
+    crowd = Crowd(network, victim, pointer)
 
     def played() -> bool:
         crowd.commit()
