@@ -11,7 +11,7 @@ from murmur.protocol import keys
 from murmur.protocol.errors import StorageError
 from murmur.protocol.messages import encode_pointer
 from murmur.protocol.run import Run
-from murmur.protocol.types import Digest, Peer, PeerId, Pointer, PublicPointer
+from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, PublicPointer
 from storage.exchange import Source
 from storage.s3 import RangedBucket
 
@@ -61,6 +61,12 @@ class Sources:
         """Return the peers with a bucket that are no mirrors: on request they publish copies too
         (murmur/rounds/repair_answers.py)."""
         return [peer for peer in self.published() if peer not in self._mirrors]
+
+    def committed_in(self, peer: PeerId) -> int:
+        """Return the round of the commitment that `peer` has posted last; -1 if its slot has none."""
+        found = self._peers.get(peer)
+        statement = found.slot.statement if found is not None and found.slot is not None else None
+        return statement.round if isinstance(statement, Commitment) else -1
 
     def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
         """Return the peer's own bucket as the only source."""
