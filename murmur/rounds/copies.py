@@ -70,6 +70,8 @@ class Copier(ABC):
         self._held: Mapping[Place, HeldPayload] = {}
         self._wanted: dict[PeerId, frozenset[Place]] = {}
         """The last wanted list of each peer."""
+        self._asked_by_others: list[Place] = []
+        """Of these lists, what peers want that do not count as validators, as far as all nodes together give it."""
         self._up: set[Place] = set()
         """Payloads in our bucket, and below their keys."""
         self._keys_up: set[Place] = set()
@@ -104,7 +106,7 @@ class Copier(ABC):
         self._round, self._hash, self._sources, self._held = round, commit_hash, sources, held
         self._up &= held.keys()
         self._keys_up &= held.keys()
-        self._wanted, self._looks = {}, 0
+        self._wanted, self._asked_by_others, self._looks = {}, [], 0
         self._copied, self._seconds = 0, 0.0
 
     @property
@@ -118,8 +120,7 @@ class Copier(ABC):
         assert self._sources is not None
         return set().union(*(self._wanted.get(one, ()) for one in self._sources.validators()))
 
-    @property
-    def _asked_by_others(self) -> list[Place]:
+    def _drawn_of_others(self) -> list[Place]:
         """Return what peers list that do not count as validators, at most a selection of all that they list. The peers
         have their turn in an order drawn for the round, each for one round's payloads: a node that lacks more comes
         again. A peer that has not committed lately is given this round's only: a joiner starts from a checkpoint."""
@@ -159,6 +160,7 @@ class Copier(ABC):
         heard = hear_wanted(node.run.id, asked, sources, node.ports.verify, seconds, node.time)
         with self._changed:
             self._wanted |= heard
+            self._asked_by_others = self._drawn_of_others()
 
     def _put_up(self, until: float) -> None:
         """Copy payloads until none is left or it is time to ask again; a copy that was started is finished. Keys go
