@@ -157,6 +157,13 @@ def mirror_order(
     return {peer: drawn_mirrors(run.id, commit_hash, round, peer, stakes) for peer in named}
 
 
+def answering(run: Run, round: int, commit_hash: Digest, peers: Iterable[Peer]) -> PeerId | None:
+    """Return the validator that copies in this round what hotkeys list as wanted that do not count; None if no
+    validator counts. Drawn as the first that copies a payload, of no hotkey. `peers` as in `mirror_order`."""
+    nobody = PeerId(bytes(DIGEST_BYTES))
+    return next(iter(mirror_order(run, round, commit_hash, peers, [nobody])[nobody]), None)
+
+
 def _voters(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Peer, int]]:
     """Return the validators with the round for which they voted last, before `round`."""
     voters = ((peer, _last_voted_in(run, peer)) for peer in peers if peer.validates)

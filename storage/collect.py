@@ -15,6 +15,7 @@ from murmur.protocol.errors import ConfigError
 from murmur.protocol.ports import Task, Time
 from murmur.protocol.types import PeerId
 from storage.exchange import Data, FetchFault, Shelf, Wanted, fetch
+from storage.places import share
 from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
 
@@ -74,6 +75,8 @@ class Collection:
     the collection. `lasting`: objects that are missing or invalid are requested again at a gentle interval; otherwise
     only stallers get another turn. A pointer that may not be followed is never tried twice.
 
+    Peers that point to one place are asked as one, and each gets what is its own (storage/places.py).
+
     At most `max_threads` requests run at once. While the open peers do not outnumber the threads, each gets all the
     time left. Otherwise each gets a share, and with `lasting` or `room` the share doubles with every unfinished turn. A
     thread is then kept free for each waiting peer that had no unfinished turn, at most half of all.
@@ -98,9 +101,11 @@ class Collection:
         if len({item.peer for item in wanted}) != len(wanted):
             raise ValueError("a peer is wanted twice; collect once per kind of object")
         self._seconds_left, self._lasting, self._time = seconds_left, lasting, time
-        self._num_threads = min(max_threads, len(wanted))
         self._shelf = None if cache is None else Shelf(cache, only=room is not None)
-        self._waiting = [_Turn(_remembering(item), rank) for rank, item in enumerate(wanted)]
+        asked = share(wanted, self._shelf)
+        self._shared = {one.item.peer: one for one in asked}
+        self._num_threads = min(max_threads, len(asked))
+        self._waiting = [_Turn(_remembering(one.item), rank) for rank, one in enumerate(asked)]
         self._found: dict[PeerId, Data] = {}
         self._faults: dict[PeerId, FetchFault] = {}
         """Final faults."""
@@ -137,7 +142,8 @@ class Collection:
     def found(self) -> dict[PeerId, Data]:
         """Return the objects fetched so far."""
         with self._changed:
-            return dict(self._found)
+            each = self._of_each(self._found)
+        return {peer: data for peer, data in each.items() if not isinstance(data, FetchFault)}
 
     def start(self, ended: Callable[[], None] = lambda: None) -> "Collection":
         """Call `run` in its own thread. `ended` is called there when no more will come."""
@@ -203,7 +209,11 @@ class Collection:
             outcome |= self._faults
             outcome |= self._found
             self._found, self._waiting = {}, []
-            return outcome
+            return self._of_each(outcome)
+
+    def _of_each(self, found: Mapping[PeerId, Data | FetchFault]) -> dict[PeerId, Data | FetchFault]:
+        """Return what each peer has got of these."""
+        return {peer: own for asked, one in found.items() for peer, own in self._shared[asked].outcome(one).items()}
 
     # --- turns -------------------------------------------------------------------------------------------------
 
@@ -237,6 +247,8 @@ class Collection:
                     stopped=lambda: self._closed,
                     time=self._time,
                 )
+                if self._shelf is not None and not isinstance(found, FetchFault):
+                    self._shared[turn.item.peer].put_away(self._shelf, found)
                 pace = (self._brought(turn.item) - before) / max(self._time.now() - began, _LEAST_SHARE_SECONDS)
             except Exception as error:  # noqa: BLE001 - our fault, not the peer's: raised where `run` was called
                 with self._changed:
@@ -299,6 +311,9 @@ class Collection:
         asked = Counter(source.endpoint for other in (*self._waiting, *self._busy) for source in other.item.sources)
         to_one = max((asked[source.endpoint] for source in turn.item.sources if source.endpoint), default=0)
         window = self._until - self._began
+        if turn.item.opening is not None:
+            # A large object should have been there from the beginning: it is asked for less and less often.
+            longest = window = 2.0 ** (turn.asked - 1) * window
         questions = max(asked.total() / _QUESTIONS_PER_SECOND, to_one / _QUESTIONS_TO_ONE)
         return max(min(max(window / _PAUSES, shortest), longest), questions)
 

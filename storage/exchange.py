@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from murmur.protocol.ports import Bucket, Time
-from murmur.protocol.types import PeerId
+from murmur.protocol.types import PeerId, Pointer, PublicPointer
 from storage.realtime import REAL, seconds_until
 from storage.resume import Busy, Opening, Unwanted, brought, download_to, is_begun, keep, mapped, remove
 from storage.s3 import RangedBucket
@@ -34,12 +34,16 @@ Data = bytes | memoryview
 @dataclass(frozen=True, slots=True)
 class Source:
     """A place that may have the object. `open` may raise ConfigError or StorageError: the pointer is a stranger's.
-    `endpoint`: its server's URL, if it has one. `kept_as`: the object's name on a shelf, if that is not its key."""
+    `endpoint`: its server's URL, if it has one. `kept_as`: the object's name on a shelf, if that is not its key.
+    `place`: the pointer that `open` follows, if any: a place is asked for a key once (storage/places.py). `answered`:
+    called with whether the server takes the credential, when it has said so."""
 
     open: Callable[[], RangedBucket]
     key: str
     endpoint: str = ""
     kept_as: str = ""
+    place: Pointer | PublicPointer | None = None
+    answered: Callable[[bool], None] = lambda accepted: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +223,20 @@ class _Visit:
             return FetchFault("refused", str(error))
         except StorageError as error:
             return FetchFault("unavailable", str(error))
+        on_disk = path if self.shelf is not None and self.shelf.resumes(self.item) else None
         try:
-            if path is not None and self.shelf is not None and self.shelf.resumes(self.item):
-                return self._to_disk(bucket, path)
-            data = self._to_memory(bucket)
+            got = self._to_memory(bucket) if on_disk is None else self._to_disk(bucket, on_disk)
         except ObjectMissing as error:
-            return FetchFault("missing", str(error))
+            got = FetchFault("missing", str(error))
         except ObjectTooLarge as error:
-            return FetchFault("wrong_size", str(error), error.size_bytes)
+            got = FetchFault("wrong_size", str(error), error.size_bytes)
         except StorageError as error:
+            if isinstance(error, AccessDenied):
+                self.source.answered(False)
             return FetchFault("unavailable", str(error))
-        return data if isinstance(data, FetchFault) or path is None else self._kept(data, path)
+        if not isinstance(got, FetchFault) or got.kind in ("missing", "wrong_size", "mismatch"):
+            self.source.answered(True)
+        return self._kept(got, path) if isinstance(got, bytes) and path is not None and on_disk is None else got
 
     def _to_memory(self, bucket: RangedBucket) -> bytes | FetchFault:
         if self.stopped():

@@ -18,8 +18,8 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any
-from urllib.parse import urlsplit
 
 from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.ports import Signer, Verify
@@ -53,18 +53,20 @@ for other statements (docs/decisions/0001-statement-kind.md)."""
 _R2, _URL, _PUBLIC = 1, 2, 3
 _R2_HOST = ".r2.cloudflarestorage.com"
 _PRINTABLE = frozenset(range(0x21, 0x7F))
-_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-"""Scheme, host and port in the one spelling that all URL parsers read alike."""
+_ENDPOINT = re.compile(r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
+"""Scheme, host and port, as all URL parsers read them alike."""
+_SCHEME_PORTS = {"https": 443, "http": 80}
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+"""The last part of a host that resolvers read as an IPv4 address, which they take in many spellings."""
 
 
 def encode_pointer(pointer: Pointer | PublicPointer) -> bytes:
     """Encode a pointer in at most 200 bytes, or raise ConfigError. R2 account ids and keys (hex) are packed to half
     their length."""
-    if not _is_endpoint(pointer.endpoint):
+    if (plain := _plain_endpoint(pointer.endpoint)) != pointer.endpoint:
         what = "public URL" if isinstance(pointer, PublicPointer) else "endpoint"
-        raise ConfigError(
-            f"the bucket's {what} must be https://HOST[:PORT] and nothing else, without a slash at the end"
-        )
+        wants = "https://HOST[:PORT] and nothing else, without a slash at the end" if plain is None else plain
+        raise ConfigError(f"the bucket's {what} must be {wants}")
     encoded = bytes([WIRE_VERSION]) + _pointer_body(pointer)
     if len(encoded) > POINTER_MAX_BYTES:
         raise ConfigError(
@@ -119,16 +121,35 @@ def _take_endpoint(data: bytes) -> str:
     endpoint, rest = _take_text(data)
     if rest:
         raise InvalidMessage("pointer: bytes after the endpoint")
-    if not _is_endpoint(endpoint):
-        raise InvalidMessage("pointer: the endpoint is not a plain http(s) URL")
+    if _plain_endpoint(endpoint) != endpoint:
+        raise InvalidMessage("pointer: the endpoint is not a plain http(s) URL in its one spelling")
     return endpoint
 
 
-def _is_endpoint(text: str) -> bool:
+def _plain_endpoint(text: str) -> str | None:
+    """Return the one spelling of an endpoint; None if it is no scheme, host and port. Requests are counted by
+    endpoint, so a server must not have several: capitals, a dot at the end, zeros, the scheme's own port."""
+    found = _ENDPOINT.fullmatch(text)
+    if found is None:
+        return None
+    scheme, host, digits = found[1], _plain_host(found[2].lower()), found[3]
+    port = _SCHEME_PORTS[scheme] if digits is None else int(digits)
+    if host is None or not 0 < port < 1 << 16:
+        return None
+    return f"{scheme}://{host}" if port == _SCHEME_PORTS[scheme] else f"{scheme}://{host}:{port}"
+
+
+def _plain_host(host: str) -> str | None:
     try:
-        return _ENDPOINT.fullmatch(text) is not None and urlsplit(text).port != 0
+        if host.startswith("["):
+            address = IPv6Address(host[1:-1])
+            return f"[{address}]" if address.ipv4_mapped is None else str(address.ipv4_mapped)
+        labels = host.removesuffix(".").split(".")
+        if not all(labels):
+            return None
+        return str(IPv4Address(".".join(labels))) if _NUMBER.fullmatch(labels[-1]) else ".".join(labels)
     except ValueError:
-        return False
+        return None
 
 
 def _is_hex(text: str, num_bytes: int) -> bool:

@@ -2,19 +2,25 @@
 
 No node waits for a copy: a validator that names a peer holds its payload. A validator copies two kinds of payloads.
 First those for which it is drawn, among the ones that it names first or that are agreed. Second any that it holds and
-another node lists as wanted: neither the draw of mirrors nor a server's answer can prevent that. A miner's copies:
-murmur/rounds/repair_answers.py.
+another validator lists as wanted: neither the draw of mirrors nor a server's answer can prevent that. Anybody can
+register hotkeys that want everything, so the lists of all others together count for at most a selection a round. Of
+this round's payloads, validators copy what they want one after the other, and only what none before shows; of older
+rounds, one drawn validator does. A miner's copies: murmur/rounds/repair_answers.py.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from hashlib import sha256
 
 from loguru import logger
 
-from gauntlet.agreement import COPIES, mirror_order
+from gauntlet.agreement import COPIES, MEMORY_ROUNDS, answering, mirror_order
 from gauntlet.checks import Gathered
 from gauntlet.commitment import commitment
+from murmur.node.fetch.payloads import ASK_SECONDS, who_shows
 from murmur.node.fetch.sources import Sources
 from murmur.node.node import Node
 from murmur.node.state.saved import Payload
@@ -64,10 +70,13 @@ class Copier(ABC):
         self._held: Mapping[Place, HeldPayload] = {}
         self._wanted: dict[PeerId, frozenset[Place]] = {}
         """The last wanted list of each peer."""
+        self._asked_by_others: list[Place] = []
+        """Of these lists, what peers want that do not count as validators, as far as all nodes together give it."""
         self._up: set[Place] = set()
         """Payloads in our bucket, and below their keys."""
         self._keys_up: set[Place] = set()
-        self._round = -1
+        self._round, self._hash = -1, Digest(bytes(DIGEST_BYTES))
+        """The round, and the hash of its commit deadline's block."""
         self._sources: Sources | None = None
         self._task: Task | None = None
         self._until = 0.0
@@ -92,12 +101,12 @@ class Copier(ABC):
             for payload in payloads
         }
 
-    def _turn_to(self, round: int, sources: Sources, held: Mapping[Place, HeldPayload]) -> None:
+    def _turn_to(self, round: int, commit_hash: Digest, sources: Sources, held: Mapping[Place, HeldPayload]) -> None:
         """Turn to this round, with these sources and held payloads. Call it with the lock."""
-        self._round, self._sources, self._held = round, sources, held
+        self._round, self._hash, self._sources, self._held = round, commit_hash, sources, held
         self._up &= held.keys()
         self._keys_up &= held.keys()
-        self._wanted, self._looks = {}, 0
+        self._wanted, self._asked_by_others, self._looks = {}, [], 0
         self._copied, self._seconds = 0, 0.0
 
     @property
@@ -107,13 +116,22 @@ class Copier(ABC):
         return rules.contributors + rules.reserve
 
     @property
-    def _asked(self) -> set[Place]:
-        return set().union(*self._wanted.values())
-
-    @property
     def _asked_by_validators(self) -> set[Place]:
         assert self._sources is not None
         return set().union(*(self._wanted.get(one, ()) for one in self._sources.validators()))
+
+    def _drawn_of_others(self) -> list[Place]:
+        """Return what peers list that do not count as validators, at most a selection of all that they list. The peers
+        have their turn in an order drawn for the round, each for one round's payloads: a node that lacks more comes
+        again. A peer that has not committed lately is given this round's only: a joiner starts from a checkpoint."""
+        assert self._sources is not None
+        validators, found = set(self._sources.validators()), dict[Place, None]()
+        since = self._round - MEMORY_ROUNDS
+        for peer in sorted(self._wanted.keys() - validators, key=lambda one: sha256(self._hash + one).digest()):
+            first = self._round if self._sources.committed_in(peer) < max(0, since) else 0
+            held = sorted(place for place in self._wanted[peer] if place in self._held and place[0] >= first)
+            found |= dict.fromkeys(place for place in held if place[0] == held[0][0])
+        return list(found)[: self._share]
 
     # --- background tasks --------------------------------------------------------------------------------------
 
@@ -142,6 +160,7 @@ class Copier(ABC):
         heard = hear_wanted(node.run.id, asked, sources, node.ports.verify, seconds, node.time)
         with self._changed:
             self._wanted |= heard
+            self._asked_by_others = self._drawn_of_others()
 
     def _put_up(self, until: float) -> None:
         """Copy payloads until none is left or it is time to ask again; a copy that was started is finished. Keys go
@@ -186,6 +205,13 @@ class Copier(ABC):
         with self._changed:
             self._up.add(place)
 
+    def _who_shows(self, place: Place, held: HeldPayload, asked: Sequence[PeerId]) -> list[PeerId]:
+        """Return those of these peers that show a copy."""
+        node, sources = self.node, self._sources
+        assert sources is not None
+        size = node.run.first.object_bytes
+        return who_shows(node.run.id, *place, held.envelope, size, asked, sources, ASK_SECONDS, node.time)
+
     def _upload_seconds(self) -> float:
         """Return the time-out of one upload."""
         return self.node.transfer_seconds(1)
@@ -210,15 +236,31 @@ class Copier(ABC):
         """Count a finished copy. Called with the lock."""
 
 
+class Asked(Enum):
+    """Why a payload is copied that is not in our share. Each has as many copies a round as a selection has, but for
+    what validators want of those named in the round: these are a selection or two."""
+
+    STANDING = "a validator lacks it, and it is named in this round"
+    THIS_ROUND = "a validator lacks it, and it is of this round"
+    OLDER = "a validator lacks it, and it is of an older round"
+    BY_OTHERS = "another peer lacks it, and it is our turn"
+
+
 class ValidatorCopies(Copier):
     """One validator's copies. For earlier rounds it forgets only that it was drawn."""
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
         super().__init__(node, mirror)
         self._held: dict[Place, HeldPayload] = {}
-        self._at_commit, self._hash = tuple[Peer, ...](), Digest(bytes(DIGEST_BYTES))
-        self._favours = {True: 0, False: 0}
-        """Copies in this round made only because a peer asked: of payloads of this round, and of older ones."""
+        self._at_commit = tuple[Peer, ...]()
+        self._answers = False
+        """Whether we are drawn to copy in this round what peers that do not count lack of older rounds."""
+        self._everybody_asked = 0
+        """How often in this round."""
+        self._put_off: set[Place] = set()
+        """What a validator before us has published in this round."""
+        self._favours = Counter[Asked]()
+        """Copies in this round made only because a peer asked."""
 
     def hold(self, round: int, at_commit: Sequence[Peer], items: Sequence[Gathered]) -> None:
         """Serve these submissions of `round`, which we have, and the payloads applied before. Starts copying and
@@ -227,9 +269,10 @@ class ValidatorCopies(Copier):
         sources, commit_hash, applied = node.sources(last), node.ports.chain.header(last).hash, self._applied()
         with self._changed:
             held = {place: _both(self._held.get(place), found) for place, found in applied.items()}
-            self._turn_to(round, sources, held)
-            self._at_commit, self._hash = tuple(at_commit), commit_hash
-            self._favours = {True: 0, False: 0}
+            self._turn_to(round, commit_hash, sources, held)
+            self._at_commit, self._favours = tuple(at_commit), Counter()
+            self._everybody_asked, self._put_off = 0, set()
+            self._answers = answering(node.run, round, commit_hash, at_commit) == node.me
         self.add(items)
         self._go_on(ROUNDS * clock.round_blocks * clock.block_seconds)
 
@@ -265,44 +308,68 @@ class ValidatorCopies(Copier):
     # --- choice of copies --------------------------------------------------------------------------------------
 
     def _ask(self, sources: Sources) -> Iterable[PeerId]:
-        return sources.published() if self._looks % EVERYBODY_LOOKS == 0 else sources.validators()
+        everybody = self._looks % EVERYBODY_LOOKS == 0
+        self._everybody_asked += everybody
+        return sources.published() if everybody else sources.validators()
+
+    @property
+    def _asked_of_us(self) -> dict[Place, Asked]:
+        """Return what peers want of us, each for the first reason that holds."""
+        found = {place: Asked.BY_OTHERS for place in self._asked_by_others if self._has_turn(place)}
+        for place in self._asked_by_validators & self._held.keys():
+            now = place[0] == self._round
+            standing = now and self._held[place].named
+            found[place] = Asked.STANDING if standing else Asked.THIS_ROUND if now else Asked.OLDER
+        return found
+
+    def _has_turn(self, place: Place) -> bool:
+        """Whether we copy it for peers that do not count. Of this round, the first validator after those that copy it
+        unasked has its turn when everybody was asked twice: their copies are up by then."""
+        if place[0] != self._round:
+            return self._answers
+        rank = self._held[place].rank
+        return rank is not None and rank < COPIES - 1 + self._everybody_asked and place not in self._put_off
 
     def _keys_due(self) -> Iterable[Place]:
-        asked = self._asked
+        asked = self._asked_of_us
         due = [(not held.named, -place[0], place) for place, held in self._held.items() if held.named or place in asked]
         return [place for *_, place in sorted(due)]
 
     def _next(self, tried: Collection[Place]) -> tuple[Place, HeldPayload] | None:
-        """Return the payload to copy next. First payloads that a node lists as wanted: of those first the ones named in
-        this round, a selection or two; then others of this round that validators lack; then applied ones, the newest
-        first. Last our own share. Lower ranks come first, so that validators asked for the same do not all begin with
-        the same payload."""
+        """Return the payload to copy next. First payloads that validators list as wanted: of those first the ones named
+        in this round, a selection or two; then others of this round; then applied ones, the newest first. Then what
+        other peers want. Last our own share. Lower ranks come first, so that validators asked for the same do not all
+        begin with the same payload. No reason takes the copies of another: a peer that asks for everything takes no
+        place from a payload that is really missing."""
         with self._changed:
-            asked, early, due = self._asked, self._asked_by_validators, []
+            asked, due = self._asked_of_us, []
             for place, held in self._held.items():
                 if place in self._up or place in tried:
                     continue
-                favour = place in asked and (self._is_standing(place, held) or self._is_favoured(place, early))
+                why = asked.get(place)
+                favour = why is Asked.STANDING or (why is not None and self._favours[why] < self._share)
                 if favour or held.is_ours:
                     rank = len(self._at_commit) if held.rank is None else held.rank
-                    due.append((not favour, -place[0], not held.named, rank, place, held))
-        return min(due, key=lambda one: one[:5])[4:] if due else None
+                    order = not favour, why is Asked.BY_OTHERS, -place[0], not held.named, rank
+                    due.append((order, place, held))
+        return min(due, key=lambda one: one[0])[1:] if due else None
 
-    def _is_standing(self, place: Place, held: HeldPayload) -> bool:
-        """Whether it is named in this round."""
-        return held.named and place[0] == self._round
+    def _copy(self, place: Place, held: HeldPayload) -> None:
+        with self._changed:
+            doubted = not held.is_ours and place[0] == self._round and self._asked_of_us.get(place) is Asked.BY_OTHERS
+        if doubted and self._who_shows(place, held, self._validators_before(place)):
+            with self._changed:
+                self._put_off.add(place)
+        else:
+            super()._copy(place, held)
 
-    def _is_favoured(self, place: Place, early: Collection[Place]) -> bool:
-        """Whether we copy it only because a peer asked. Of this round, at most as many as a selection has, and only
-        those that a validator lacks: no other node can lack them yet. Of older rounds, the same number. Neither takes
-        the other's places, nor those of named payloads: a peer that asks for everything takes no place from a payload
-        that is really missing."""
-        now = place[0] == self._round
-        return self._favours[now] < self._share and (not now or place in early)
+    def _validators_before(self, place: Place) -> tuple[PeerId, ...]:
+        order = mirror_order(self.node.run, self._round, self._hash, self._at_commit, [place[1]])[place[1]]
+        return order[: order.index(self.node.me)] if self.node.me in order else order
 
     def _count(self, place: Place, held: HeldPayload) -> None:
-        if not (held.is_ours or self._is_standing(place, held)):
-            self._favours[place[0] == self._round] += 1
+        if not held.is_ours:
+            self._favours[self._asked_of_us.get(place, Asked.BY_OTHERS)] += 1
 
 
 def _both(known: HeldPayload | None, logged: HeldPayload) -> HeldPayload:

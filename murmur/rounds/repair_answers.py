@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from loguru import logger
 
-from murmur.node.fetch.payloads import ASK_SECONDS, who_shows
+from gauntlet.agreement import MEMORY_ROUNDS
 from murmur.node.fetch.sources import Sources
 from murmur.node.node import Node
 from murmur.node.sync.repair_requests import Place
@@ -22,8 +22,9 @@ from storage.mirror import Mirror
 LOOKS = 2
 """All peers are asked for their wanted lists this many times in a round."""
 FIRST_LOOK = 2
-"""The look in which the first miner's turn comes: the validators' copies are published by then. With every further
-look, of this round or the next ones, the number of miners that have their turn grows .."""
+"""The look in which the first miner's turn comes: the validators' copies are published by then. For a payload that a
+validator lacks, the number of miners that have their turn grows with every further look, of this round or the next ones
+.."""
 GROWTH = 4
 """.. by this factor: 256 miners in the sixth look."""
 
@@ -50,7 +51,8 @@ class RepairAnswers(Copier):
         the vote deadline. Returns at once."""
         node, clock = self.node, self.node.clock
         try:
-            sources = node.sources(clock.commit_deadline(round))
+            last = clock.commit_deadline(round)
+            sources, commit_hash = node.sources(last), node.ports.chain.header(last).hash
             seconds = node.seconds_until(clock.vote_deadline(round))
         except ChainError as fault:
             logger.debug(
@@ -60,7 +62,7 @@ class RepairAnswers(Copier):
         if self._copied:
             self.tell()
         with self._changed:
-            self._turn_to(round, sources, self._applied())
+            self._turn_to(round, commit_hash, sources, self._applied())
             self._pause = seconds / LOOKS
             self._before, self._put_off, self._favours = {}, set(), 0
             self._shown = {place: shown for place, shown in self._shown.items() if place in self._held}
@@ -72,26 +74,29 @@ class RepairAnswers(Copier):
     def _hear(self, seconds: float) -> None:
         super()._hear(seconds)
         with self._changed:
-            self._times_lacked = {
-                place: self._times_lacked.get(place, 0) + 1 for place in self._asked & self._held.keys()
-            }
+            asked = self._asked_by_validators.union(self._asked_by_others)
+            self._times_lacked = {place: self._times_lacked.get(place, 0) + 1 for place in asked & self._held.keys()}
 
     def _due(self) -> list[Place]:
         """Return the places whose turn it is, in order. First those that validators lack, which have posted votes for
-        it. Then those where we come first, so that miners asked for everything do not all begin with the same one."""
+        it. Then those where we come first, so that miners asked for everything do not all begin with the same one. Of
+        what only others lack, only the first miner in the round's order has its turn."""
         by_validators = self._asked_by_validators
         due = []
         for place, times in self._times_lacked.items():
-            rank = len(self._miners_before(place))
-            if times >= FIRST_LOOK and rank < GROWTH ** (times - FIRST_LOOK) and place not in self._put_off:
-                due.append((place not in by_validators, rank, place))
+            rank, others_alone = len(self._miners_before(place)), place not in by_validators
+            turns = 1 if others_alone else GROWTH ** max(0, times - FIRST_LOOK)
+            if times >= FIRST_LOOK and rank < turns and place not in self._put_off:
+                due.append((others_alone, rank, place))
         return [place for *_, place in sorted(due)]
 
     def _miners_before(self, place: Place) -> tuple[PeerId, ...]:
         if place not in self._before:
-            assert self._sources is not None
-            label = b"answer" + self.node.run.id + place[0].to_bytes(4, "little") + place[1]
-            drawn = sorted((sha256(label + one).digest(), one) for one in (*self._sources.others(), self.node.me))
+            sources, since = self._sources, max(0, self._round - MEMORY_ROUNDS)
+            assert sources is not None
+            label = b"answer" + self.node.run.id + self._hash + place[0].to_bytes(4, "little") + place[1]
+            miners = [one for one in sources.others() if sources.committed_in(one) >= since]
+            drawn = sorted((sha256(label + one).digest(), one) for one in {*miners, self.node.me})
             order = [one for _, one in drawn]
             self._before[place] = tuple(order[: order.index(self.node.me)])
         return self._before[place]
@@ -111,11 +116,10 @@ class RepairAnswers(Copier):
     def _is_up_elsewhere(self, place: Place, held: HeldPayload) -> bool:
         """Whether a node before us shows a copy that it did not show a round ago. Then we wait for the next round: the
         node that asked has it by then, or was shown something else."""
-        node, sources, shown = self.node, self._sources, self._shown.setdefault(place, set())
+        sources, shown = self._sources, self._shown.setdefault(place, set())
         assert sources is not None
         first = [one for one in (*sources.validators(), *self._miners_before(place)) if one not in shown]
-        size = node.run.first.object_bytes
-        found = who_shows(node.run.id, *place, held.envelope, size, first, sources, ASK_SECONDS, node.time)
+        found = self._who_shows(place, held, first)
         shown.update(found)
         with self._changed:
             if found:

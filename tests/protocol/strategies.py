@@ -28,12 +28,14 @@ R2_POINTERS = st.builds(
     hexes(16),
     hexes(32),
 )
-HOSTS = st.from_regex(r"\A[a-z0-9][a-z0-9.-]{0,40}\Z") | st.sampled_from(["[::1]", "127.0.0.1", "object_store"])
+HOSTS = st.from_regex(r"\A([a-z0-9-]{1,10}\.){0,3}[a-z][a-z0-9-]{0,8}\Z") | st.sampled_from(
+    ["[::1]", "127.0.0.1", "object_store"]
+)
 ENDPOINTS = st.builds(
     lambda scheme, host, port: f"{scheme}://{host}{port}",
     st.sampled_from(["https", "http"]),
     HOSTS,
-    st.just("") | st.integers(1, 65535).map(lambda port: f":{port}"),
+    st.just("") | st.integers(1, 65535).filter(lambda port: port not in (80, 443)).map(lambda port: f":{port}"),
 )
 URL_POINTERS = st.builds(Pointer, ENDPOINTS, texts(40), texts(40), texts(44))
 PUBLIC_POINTERS = st.builds(PublicPointer, ENDPOINTS)

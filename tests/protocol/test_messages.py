@@ -1,5 +1,6 @@
 """Every message: there and back, exactly one spelling, and nothing but InvalidMessage for a stranger's bytes."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,35 @@ NOT_ENDPOINTS = [
     "https://public.example,other.example",
     "HTTPS://host",
     "//host",
+    "https://host..",
+    "https://.host",
+    "https://a..b",
+    "https://127.1",
+    "https://0177.0.0.1",
+    "https://10.0.0.0x1",
+    "https://2130706433",
+    "https://0x7f000001",
+    "https://[1.2.3.4]",
 ]
+
+SPELLINGS = {
+    "https://store.example": [
+        "https://Store.Example",
+        "https://store.example.",
+        "https://store.example:443",
+        "https://store.example:0443",
+    ],
+    "http://store.example": ["http://store.example:80", "http://STORE.example:00080"],
+    "https://store.example:80": ["https://store.example:080"],
+    "https://xn--bcher-kva.example": ["https://XN--BCHER-KVA.example"],
+    "https://9.9.9.9": ["https://9.9.9.9.", "https://[::ffff:9.9.9.9]", "https://[::ffff:909:909]"],
+    "https://[2620:fe::9]:9000": [
+        "https://[2620:FE::9]:9000",
+        "https://[2620:fe:0:0::9]:9000",
+        "https://[2620:00fe:0:0:0:0:0:9]:09000",
+        "https://[2620:fe::0.0.0.9]:9000",
+    ],
+}
 
 
 @pytest.mark.parametrize("endpoint", NOT_ENDPOINTS)
@@ -127,6 +156,21 @@ def test_an_endpoint_that_is_more_or_less_than_scheme_host_and_port_is_refused_o
         with pytest.raises(InvalidMessage):
             parse_pointer(data)
     assert parse_pointer(url_bytes("https://host")).endpoint == "https://host"
+
+
+@pytest.mark.parametrize(
+    ("plain", "spelling"), [(plain, spelling) for plain, spellings in SPELLINGS.items() for spelling in spellings]
+)
+def test_an_endpoint_has_one_spelling_which_the_operator_is_told(plain: str, spelling: str) -> None:
+    """Requests are counted by endpoint: of nine capitals, each server would have had 512 endpoints."""
+    assert parse_pointer(url_bytes(plain)).endpoint == plain
+    assert parse_pointer(b"\x01\x03" + bytes([len(plain)]) + plain.encode()).endpoint == plain
+    for pointer in (Pointer(spelling, "b", "k", "s"), PublicPointer(spelling)):
+        with pytest.raises(ConfigError, match=f"must be {re.escape(plain)}$"):
+            encode_pointer(pointer)
+    for data in (url_bytes(spelling), b"\x01\x03" + bytes([len(spelling)]) + spelling.encode()):
+        with pytest.raises(InvalidMessage, match="one spelling"):
+            parse_pointer(data)
 
 
 @pytest.mark.parametrize("text", ["", "two words", "new\nline", "tab\t", "ünïcode", "\ud800", "\x7f", "x" * 256])

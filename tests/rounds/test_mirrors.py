@@ -18,7 +18,7 @@ from murmur.lab.simulation.store import Faults as StoreFaults
 from murmur.node.node import Node
 from murmur.node.sync.repair_requests import Place, encode_wanted, parse_wanted
 from murmur.protocol import keys
-from murmur.protocol.messages import encode_slot, parse_reveal
+from murmur.protocol.messages import parse_reveal
 from murmur.rounds.copies import HeldPayload, ValidatorCopies
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
@@ -124,12 +124,10 @@ def test_a_miner_that_serves_one_validator_alone_costs_no_round_and_nobody_else_
         assert said[round]["named"] == 3
 
 
-def liar(network: Network, wanted: list[Place]) -> None:
-    """A hotkey that says for ever that it lacks these."""
-    member = network.add("liar", validates=False, stake=0)
-    network.world.publish(member.peer, encode_slot(network.store.pointer("liar"), None, None))
-    said = encode_wanted(wanted, network.run.id, member.signer)
-    network.store.bucket("liar").put(keys.wanted(network.run.id), said, timeout_seconds=1)
+def lies(network: Network, name: str, wanted: list[Place]) -> None:
+    """A validator says for ever that it lacks these."""
+    said = encode_wanted(wanted, network.run.id, network.members[name].signer)
+    network.store.bucket(name).put(keys.wanted(network.run.id), said, timeout_seconds=1)
 
 
 class Waits(Miner):
@@ -202,9 +200,7 @@ def test_whoever_asks_for_everything_keeps_nobody_from_what_is_agreed(networks: 
     until(network, lambda: network.members["validator-3"].round >= 3)
     round = network.members["validator-3"].round
     everything = [(one, miner.peer) for one in range(round - 2, round + 9) for miner in miners]
-    said = encode_wanted(everything, run, network.members["validator-1"].signer)
-    bucket = network.store.buckets["validator-1"]
-    bucket[keys.wanted(run)] = replace(next(iter(bucket.values())), data=said)
+    lies(network, "validator-1", everything)
     until(network, lambda: clock.round_at(network.world.final) == round)
     until(network, lambda: network.world.final >= clock.reveal_deadline(round) + 2)
     for miner in miners:
@@ -279,7 +275,7 @@ def test_who_asks_for_everything_gets_a_selection_a_round_and_nobodys_share_wait
     network.begin()
     until(network, lambda: network.members["validator-1"].round >= 3)
     everything = [(round, network.members[f"miner-{number}"].peer) for round in range(9) for number in (1, 2, 3)]
-    liar(network, everything)
+    lies(network, "validator-3", everything)
     until(network, lambda: min(network.members[name].round for name in ("validator-1", "miner-1")) >= 8)
     rules = network.spec.gauntlet
     told = [fields["copies"] for _, fields in events(network, "validator-1", "mirrored")]
@@ -288,4 +284,4 @@ def test_who_asks_for_everything_gets_a_selection_a_round_and_nobodys_share_wait
     for round in range(4, 7):
         for miner in contributors(network, round):
             assert copied(network, round, miner) >= set(copiers(network, round, miner)[:COPIES])
-            assert sum(name.startswith("validator") for name in copied(network, round, miner)) == 3
+            assert copied(network, round, miner) >= {"validator-1", "validator-2"}

@@ -11,6 +11,7 @@ from gauntlet.agreement import Agreed
 from murmur.node.chain.agreement import Agreement
 from murmur.node.chain.retrying_chain import RetryingChain
 from murmur.node.config.ports import Ports
+from murmur.node.fetch.credentials import Credentials
 from murmur.node.fetch.sources import Sources, sources_as_of
 from murmur.node.telemetry.events import Timeline
 from murmur.protocol.errors import ChainError, ConfigError
@@ -45,6 +46,7 @@ class Follower:
         self.may_want = True
         """Whether our bucket may list payloads that we lack."""
         self.agreement = Agreement(patient)
+        self._credentials = Credentials()
         self.before_apply: Callable[[Selection | None], None] = lambda selection: None
         """Called with every selection that the chain shows us, before our state moves past it (None: a void round). Its
         effects survive a crash, because a restart calls it again. May raise StorageError or ChainError: then the state
@@ -154,7 +156,7 @@ class Follower:
     def sources(self, block: int | None = None) -> Sources:
         """Return the sources of objects, as of a final block (default: the head)."""
         at = self.head() if block is None else block
-        return sources_as_of(self.run, at, self.ports.chain.peers(at), self.ports.open_pointer)
+        return sources_as_of(self.run, at, self.ports.chain.peers(at), self.ports.open_pointer, self._credentials)
 
     def transfer_seconds(self, num_payloads: int) -> float:
         """Return the time-out of a transfer of `num_payloads` payloads, in seconds: four times the planned time on the

@@ -25,7 +25,7 @@ from sparseloco.wire import plaintext_bytes
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, FetchFault, Source, Wanted, cached
 from storage.realtime import REAL, seconds_until
-from storage.resume import Opening, keep, mapped
+from storage.resume import Opening, mapped
 from storage.seal import matches, signed_by
 
 ASK_SECONDS = 5.0
@@ -118,8 +118,10 @@ def collect_pinned(
     """Begin to fetch what many peers committed to, in this order (best first), into `cache` and no further than its
     disk has room: those at the end may be left out. What has come is a view of a file: nobody's garbage fills our
     memory. Of an object whose envelope is not the one committed to, or not this peer's own, nothing but that is read:
-    others may point to what one has left, and commit to it."""
-    sealed = _sealed(spec, run, round, pairs, sources)
+    others may point to what one has left, and commit to it. Only the peers' own buckets are asked: mirrors have nothing
+    before the reveal deadline."""
+    key = keys.payload(run, round)
+    sealed = [replace(item, sources=sources.own(item.peer, key)) for item in _sealed(spec, run, round, pairs, sources)]
     return Collection(
         [_envelope_first(item, envelope, verify) for item, (_, envelope) in zip(sealed, pairs, strict=True)],
         seconds_left=seconds_left,
@@ -131,9 +133,10 @@ def collect_pinned(
     ).start()
 
 
-def _envelope_first(item: Wanted, committed: Digest, verify: Verify) -> Wanted:
-    """Of this object, the rest is wanted where it begins with the envelope that its peer has signed and committed to.
-    A committed beginning that is not the peer's own is enough for the checks: they refuse it whatever follows."""
+def _envelope_first(item: Wanted, committed: Digest | None, verify: Verify) -> Wanted:
+    """Of this object, the rest is wanted where it begins with the envelope that its peer has signed and committed to;
+    only signed, if it has committed to none yet. A committed beginning that is not the peer's own is enough for the
+    checks: they refuse it whatever follows."""
 
     def own(head: Data) -> bool:
         try:
@@ -143,11 +146,11 @@ def _envelope_first(item: Wanted, committed: Digest, verify: Verify) -> Wanted:
         return envelope.peer == item.peer and verify(item.peer, envelope.signed_part, envelope.signature)
 
     def pinned(head: Data) -> bool:
-        return sha256(head).digest() == committed
+        return committed is None or sha256(head).digest() == committed
 
     def accept(data: Data) -> bool:
         if len(data) == ENVELOPE_BYTES:
-            return pinned(data) and not own(data)
+            return committed is not None and pinned(data) and not own(data)
         return item.accept(data)
 
     return replace(item, opening=Opening(ENVELOPE_BYTES, lambda head: pinned(head) and own(head)), accept=accept)
@@ -167,36 +170,26 @@ def collect_keys(
     """Keys as they appear, in this order (best first), until all are there or no time is left. Only what the peer has
     signed for this round counts, and only from its own bucket: mirrors have nothing before the reveal deadline, and
     asking them too would cost the others their turn. They are left in `cache`: whoever names the peer has to open it,
-    and may be killed while the peer leaves. A place is asked once, whoever points to it: the key says whose it is."""
+    and may be killed while the peer leaves."""
 
     key = keys.reveal(run, round)
-    places: dict[object, list[PeerId]] = {}
-    for peer in peers:
-        places.setdefault(sources.pointer_of(peer) or peer, []).append(peer)
-    wanted = [
-        Wanted(there[0], sources.own(there[0], key), REVEAL_BYTES, _key_of(run, round, there, verify))
-        for there in places.values()
-    ]
+    wanted = [Wanted(p, sources.own(p, key), REVEAL_BYTES, _key_of(run, round, p, verify)) for p in peers]
     found = Collection(
         wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, cache=cache, time=time
     ).run()
-    shown = {parse_reveal(data).peer: bytes(data) for data in found.values() if not isinstance(data, FetchFault)}
-    for peer, data in shown.items():
-        if peer not in found:  # another peer pointed to its bucket, too
-            keep(cached(cache, peer, key), data)
-    return shown
+    return {peer: bytes(data) for peer, data in found.items() if not isinstance(data, FetchFault)}
 
 
-def _key_of(run: Digest, round: int, peers: Sequence[PeerId], verify: Verify) -> Callable[[Data], bool]:
-    """Whether it is what one of these peers has signed as its key of this round."""
+def _key_of(run: Digest, round: int, peer: PeerId, verify: Verify) -> Callable[[Data], bool]:
+    """Whether it is what this peer has signed as its key of this round."""
 
     def accept(data: Data) -> bool:
         try:
             reveal = parse_reveal(data)
         except InvalidMessage:
             return False
-        meant = (reveal.run, reveal.round) == (run, round) and reveal.peer in peers
-        return meant and verify(reveal.peer, reveal.signed_part, reveal.signature)
+        meant = (reveal.run, reveal.round, reveal.peer) == (run, round, peer)
+        return meant and verify(peer, reveal.signed_part, reveal.signature)
 
     return accept
 
@@ -230,11 +223,15 @@ def prefetch(
     round where it has not."""
     until = time.now() + timeout
     wanted = [
-        Wanted(
-            peer,
-            own,
-            spec.object_bytes,
-            signed_by(peer, run, round, verify) if envelope is None else matches(envelope),
+        _envelope_first(
+            Wanted(
+                peer,
+                own,
+                spec.object_bytes,
+                signed_by(peer, run, round, verify) if envelope is None else matches(envelope),
+            ),
+            envelope,
+            verify,
         )
         for peer, envelope in promised.items()
         if (own := sources.own(peer, keys.payload(run, round)))
@@ -263,7 +260,7 @@ def prefetch_keys(
     until, key = time.now() + seconds, keys.reveal(run, round)
     return Collection(
         [
-            Wanted(peer, own, REVEAL_BYTES, _key_of(run, round, (peer,), verify))
+            Wanted(peer, own, REVEAL_BYTES, _key_of(run, round, peer, verify))
             for peer in peers
             if (own := sources.own(peer, key))
         ],
