@@ -14,10 +14,11 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
 from gauntlet.remembered import Remembered
+from gauntlet.shapes import BookShape
 from murmur.protocol.errors import InvalidMessage
-from murmur.protocol.messages import canonical_json, parse_json
+from murmur.protocol.messages import canonical_json, from_hex, parse_as
 from murmur.protocol.spec import PROGRESS_ROUNDS, GauntletSpec
-from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
+from murmur.protocol.types import Digest, PeerId
 
 if TYPE_CHECKING:
     from gauntlet.checks import Checked
@@ -307,59 +308,54 @@ def _score(value: float) -> float:
 # --- JSON ----------------------------------------------------------------------------------------------------
 
 _VERSION = 6
-_MOST_REMEMBERED = 32 * MAX_UIDS
-"""All hotkeys in the most rounds that a spec can ask for."""
+
+
+def to_body(book: ScoreBook) -> dict[str, Any]:
+    """Return plain JSON values, of BookShape."""
+    return {
+        "version": _VERSION,
+        "round": book.round,
+        "unit": _average_body(book.unit),
+        "usual_score": _average_body(book.usual_score),
+        "score_variance": _average_body(book.score_variance),
+        "usual_progress": _average_body(book.usual_progress),
+        "progress_variance": _average_body(book.progress_variance),
+        "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
+        "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
+        "unobserved": book.unobserved,
+    }
 
 
 def to_json(book: ScoreBook) -> bytes:
     """Canonical JSON; floats keep every bit."""
-    return canonical_json(
-        {
-            "version": _VERSION,
-            "round": book.round,
-            "unit": _average_body(book.unit),
-            "usual_score": _average_body(book.usual_score),
-            "score_variance": _average_body(book.score_variance),
-            "usual_progress": _average_body(book.usual_progress),
-            "progress_variance": _average_body(book.progress_variance),
-            "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
-            "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
-            "unobserved": book.unobserved,
-        }
-    )
+    return canonical_json(to_body(book))
 
 
 def from_json(data: bytes) -> ScoreBook:
     """Inverse of `to_json`. Raises InvalidMessage for anything that `to_json` would not have written."""
-    body = parse_json(data)
+    return from_body(parse_as(data, BookShape))
+
+
+def from_body(body: dict[str, Any]) -> ScoreBook:
+    """Inverse of `to_body`, for values of BookShape. Raises InvalidMessage."""
     try:
-        if body["version"] != _VERSION:
-            raise InvalidMessage("book: unknown version")
-        book = ScoreBook(
-            _integer(body["round"]),
-            {_peer(key): _record(value) for key, value in body["peers"].items()},
-            _average(body["unit"]),
-            _average(body["usual_score"]),
-            _average(body["score_variance"]),
-            _average(body["usual_progress"]),
-            _average(body["progress_variance"]),
+        return ScoreBook(
+            body["round"],
+            {PeerId(from_hex(key)): _record(value) for key, value in body["peers"].items()},
+            Average(*body["unit"]),
+            Average(*body["usual_score"]),
+            Average(*body["score_variance"]),
+            Average(*body["usual_progress"]),
+            Average(*body["progress_variance"]),
             _remembered(body["remembered"]),
-            _number(body["unobserved"]),
+            body["unobserved"],
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise InvalidMessage("book: a field is missing or of a wrong type") from None
-    if to_json(book) != data:
-        raise InvalidMessage("book: not in canonical form")
-    return book
+    except ValueError:
+        raise InvalidMessage("book: a hotkey or digest that is not hex, or payloads that are not in order") from None
 
 
 def _average_body(average: Average) -> list[float]:
     return [average.value, average.weight]
-
-
-def _average(body: Any) -> Average:
-    value, weight = body
-    return Average(_number(value), _number(weight))
 
 
 def _record_body(record: PeerRecord) -> dict[str, Any]:
@@ -385,59 +381,30 @@ def _record_body(record: PeerRecord) -> dict[str, Any]:
     }
 
 
-def _record(body: Any) -> PeerRecord:
-    last = body["last_evaluated"]
+def _record(body: dict[str, Any]) -> PeerRecord:
     return PeerRecord(
-        first_seen=_integer(body["first_seen"]),
-        rating=Rating(_number(body["mu"]), _number(body["sigma"])),
-        gaps=_average(body["gaps"]),
-        units=_average(body["units"]),
-        scores=_average(body["scores"]),
-        usual_scores=_average(body["usual_scores"]),
-        score_variances=_average(body["score_variances"]),
-        assigned_scores=_average(body["assigned_scores"]),
-        progress=_average(body["progress"]),
-        usual_progress=_average(body["usual_progress"]),
-        progress_variances=_average(body["progress_variances"]),
-        evaluations=_integer(body["evaluations"]),
-        last_evaluated=None if last is None else _integer(last),
-        contributed=_integer(body["contributed"]),
-        faults=_integer(body["faults"]),
-        penalty=_number(body["penalty"]),
-        presence=_number(body["presence"]),
+        first_seen=body["first_seen"],
+        rating=Rating(body["mu"], body["sigma"]),
+        gaps=Average(*body["gaps"]),
+        units=Average(*body["units"]),
+        scores=Average(*body["scores"]),
+        usual_scores=Average(*body["usual_scores"]),
+        score_variances=Average(*body["score_variances"]),
+        assigned_scores=Average(*body["assigned_scores"]),
+        progress=Average(*body["progress"]),
+        usual_progress=Average(*body["usual_progress"]),
+        progress_variances=Average(*body["progress_variances"]),
+        evaluations=body["evaluations"],
+        last_evaluated=body["last_evaluated"],
+        contributed=body["contributed"],
+        faults=body["faults"],
+        penalty=body["penalty"],
+        presence=body["presence"],
     )
 
 
-def _remembered(body: Any) -> tuple[Remembered, ...]:
-    if len(body) > _MOST_REMEMBERED:
-        raise ValueError(len(body))
-    found = [Remembered(_integer(round), _peer(peer), _digest(payload)) for round, peer, payload in body]
+def _remembered(body: list[Any]) -> tuple[Remembered, ...]:
+    found = [Remembered(round, PeerId(from_hex(peer)), Digest(from_hex(payload))) for round, peer, payload in body]
     if found != sorted(set(found)):
-        raise ValueError(found)
+        raise ValueError("not in order")
     return tuple(found)
-
-
-def _digest(text: str) -> Digest:
-    digest = bytes.fromhex(text)
-    if len(digest) != DIGEST_BYTES:
-        raise ValueError(text)
-    return Digest(digest)
-
-
-def _peer(text: str) -> PeerId:
-    peer = bytes.fromhex(text)
-    if len(peer) != 32:
-        raise ValueError(text)
-    return PeerId(peer)
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(value)
-    return value
-
-
-def _number(value: Any) -> float:
-    if type(value) is not float:
-        raise TypeError(value)
-    return value

@@ -3,8 +3,7 @@
 from math import isclose
 from typing import Any
 
-from gauntlet.book import PeerRecord, ScoreBook, to_json
-from murmur.protocol.messages import parse_json
+from gauntlet.book import PeerRecord, ScoreBook, to_body
 from murmur.protocol.types import PeerId
 
 CLOSE = 1e-9
@@ -17,7 +16,7 @@ def body_of(record: PeerRecord | None) -> Any:
     if record is None:
         return None
     peer = PeerId(bytes(32))
-    return parse_json(to_json(ScoreBook(peers={peer: record})))["peers"][peer.hex()]
+    return to_body(ScoreBook(peers={peer: record}))["peers"][peer.hex()]
 
 
 def same(theirs: Any, ours: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The boto3 client of one bucket: its settings (docs/decisions/0006-storage-settings.md), its requests through our
+"""The boto3 client of all buckets: its settings (docs/decisions/0006-storage-settings.md), its requests through our
 transport, and the retry rule.
 
 The only module that imports boto3, and only when a bucket is opened. May not know which operation is requested.
@@ -8,9 +8,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Pointer, PublicPointer
@@ -18,8 +18,7 @@ from storage import transport
 from storage.transport import Interrupted, Transport
 
 if TYPE_CHECKING:
-    from boto3.session import Session
-    from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+    from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
 
 REGION = "auto"
 PUBLIC = "public"
@@ -32,47 +31,98 @@ _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
 _ASKED_ABOUT_FIRST = "CompleteMultipartUpload"
 """The one operation that is not retried blindly: the caller first checks whether it already took effect."""
 
-_session_lock = threading.Lock()
-_shared_session: "Session | None" = None
+_PLACEHOLDER = "https://bucket.invalid"
+"""Endpoint of the shared client. Each request leaves for its bucket's own."""
 
 
-def open_client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
-    """Return a client for the pointer's endpoint and credential (if any) that sends its requests through `exchange`.
-    Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """Where the requests of one bucket go, and how they are signed: an S3SigV4Auth, None for a public bucket."""
+
+    endpoint: str
+    exchange: Transport
+    auth: Any
+
+
+class _Current(threading.local):
+    """The destination of the request that this thread makes."""
+
+    destination: _Destination | None = None
+
+
+_current = _Current()
+_client_lock = threading.Lock()
+_shared_client: Any = None
+
+
+class Client:
+    """boto3's operations on one bucket, as methods of the same names and arguments. Thread-safe.
+
+    All buckets share one boto3 client, which takes 28 ms and 1 MB to make: strangers may publish a new pointer each in
+    every round. boto3 builds requests for a placeholder; endpoint and signature are this bucket's.
+    """
+
+    def __init__(self, pointer: Pointer | PublicPointer, exchange: Transport) -> None:
+        """Raises ConfigError where boto3 refuses its own configuration."""
+        from botocore.auth import S3SigV4Auth
+        from botocore.credentials import Credentials
+
+        self._client = _the_client()
+        auth = None
+        if isinstance(pointer, Pointer):
+            auth = S3SigV4Auth(Credentials(pointer.access_key, pointer.secret_key), "s3", REGION)
+        self._destination = _Destination(pointer.endpoint.rstrip("/"), exchange, auth)
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        call = getattr(self._client, operation)
+
+        def ask(**arguments: Any) -> Any:
+            _current.destination = self._destination
+            try:
+                return call(**arguments)
+            finally:
+                _current.destination = None
+
+        return ask
+
+
+def _the_client() -> Any:
+    """Return the one boto3 client of this process. Raises ConfigError."""
+    global _shared_client
+    with _client_lock:
+        if _shared_client is None:
+            _shared_client = _open_client()
+        return _shared_client
+
+
+def _open_client() -> Any:
+    import boto3
     from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
     from botocore.handlers import add_expect_header
 
-    signed = pointer if isinstance(pointer, Pointer) else None
     config = Config(
         region_name=REGION,
-        signature_version=UNSIGNED if signed is None else "s3v4",
+        signature_version=UNSIGNED,  # _address signs
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         # boto3's own retries sleep past a deadline; _retry_delay below replaces them.
         retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=transport.CONNECT_SECONDS,
         read_timeout=transport.READ_SECONDS,
-        tcp_keepalive=True,
-        max_pool_connections=transport.MAX_POOL_CONNECTIONS,
         s3={"addressing_style": "path"},
     )
     try:
-        with _session_lock:
-            client = _session().client(
-                "s3",
-                endpoint_url=pointer.endpoint,
-                aws_access_key_id=None if signed is None else signed.access_key,
-                aws_secret_access_key=None if signed is None else signed.secret_key,
-                config=config,
-            )
+        client = boto3.session.Session().client("s3", endpoint_url=_PLACEHOLDER, config=config)
     except (BotoCoreError, ValueError) as error:
-        raise ConfigError(f"boto3 refuses the endpoint or its own configuration ({type(error).__name__})") from None
+        raise ConfigError(f"boto3 refuses its own configuration ({type(error).__name__})") from None
     events = client.meta.events
     # R2 does not answer Expect: 100-continue; boto3 waits a second for it before every upload.
     events.unregister("before-call.s3", add_expect_header)
-    events.register_last("before-send.s3", _sender(exchange, f"/{PUBLIC}" if signed is None else ""))
+    events.register_last("before-call.s3", _stay)
+    events.register_last("request-created.s3", _address)
+    events.register_last("before-send.s3", _send)
     events.register_first("needs-retry.s3", _retry_delay)
     return client
 
@@ -90,31 +140,39 @@ def pause(attempt: int) -> None:
     time.sleep(min(_delay(attempt), transport.remaining_seconds()))
 
 
-def _session() -> "Session":
-    """Return the one session that all clients share: it caches S3's service model. Making clients from it is not
-    thread-safe."""
-    global _shared_session
-    if _shared_session is None:
-        import boto3
-
-        _shared_session = boto3.session.Session()
-    return _shared_session
+def _stay(context: dict[str, Any], **_: Any) -> None:
+    """Let no answer name another region: boto3 would keep it for all buckets of that name, on whichever server."""
+    context["s3_redirect"]["redirected"] = True
 
 
-def _sender(exchange: Transport, prefix: str) -> "Callable[..., AWSResponse]":
-    """Return the event handler that sends boto3's requests through our transport. It removes `prefix` from their paths;
-    a prefix is used only for unsigned requests."""
+def _address(request: "AWSRequest", **_: Any) -> None:
+    """Turn a request for the placeholder into one for this thread's bucket, and sign it. boto3 builds each retry
+    anew."""
+    destination = _destination()
+    path = str(request.url).removeprefix(_PLACEHOLDER)
+    if destination.auth is None:
+        path = path.removeprefix(f"/{PUBLIC}")
+        path = path if path.startswith("/") else "/" + path
+    request.url = destination.endpoint + path
+    if destination.auth is not None:
+        destination.auth.add_auth(request)
+
+
+def _send(request: "AWSPreparedRequest", **_: Any) -> "AWSResponse":
+    """Send boto3's request through our transport."""
     from botocore.awsrequest import AWSResponse
 
-    def send(request: "AWSPreparedRequest", **_: Any) -> "AWSResponse":
-        parts = urlsplit(request.url)
-        url = parts._replace(path=parts.path.removeprefix(prefix) or "/").geturl() if prefix else request.url
-        answer = exchange.send(request.method, url, request.headers, request.body, stream=bool(request.stream_output))
-        raw: Any = answer.stream if answer.stream is not None else _Held(answer.body)
-        headers: Any = answer.headers
-        return AWSResponse(request.url, answer.status, headers, raw)
+    answer = _destination().exchange.send(
+        request.method, request.url, request.headers, request.body, stream=bool(request.stream_output)
+    )
+    raw: Any = answer.stream if answer.stream is not None else _Held(answer.body)
+    headers: Any = answer.headers
+    return AWSResponse(request.url, answer.status, headers, raw)
 
-    return send
+
+def _destination() -> _Destination:
+    assert _current.destination is not None
+    return _current.destination
 
 
 class _Held(BytesIO):

@@ -28,7 +28,7 @@ from murmur.protocol.keys import is_final
 from murmur.protocol.ports import Bucket, Multipart, ObjectFacts
 from murmur.protocol.types import Pointer, PublicPointer
 from storage import transport
-from storage.client import PUBLIC, open_client, pause
+from storage.client import PUBLIC, Client, pause
 from storage.parts import Parts, ReadAt, Section, in_file, in_memory
 from storage.refusals import NO_BUCKET, asking
 from storage.transport import Transport
@@ -96,8 +96,6 @@ def open_pointer(pointer: Pointer | PublicPointer, *, local: bool) -> "S3Bucket"
     first call raises StorageError.
     """
     if not local:
-        # Check before making the client: that takes tens of milliseconds under a lock, and a stranger may point
-        # anywhere.
         _require_public(*_plain_endpoint(pointer.endpoint, local=False))
     return S3Bucket(pointer, local=local, public_only=not local)
 
@@ -124,7 +122,7 @@ class S3Bucket:
         self._endpoint = pointer.endpoint
         self._public_only = public_only
         self._transport = Transport(pointer.endpoint, public_only=public_only)
-        self._client = open_client(pointer, self._transport)
+        self._client = Client(pointer, self._transport)
         self._exists = isinstance(pointer, PublicPointer)
         """True once the bucket has been seen, or if it is public and cannot be checked: a 404 then means a missing
         object."""

@@ -324,6 +324,21 @@ class Answer:
     stream: urllib3.BaseHTTPResponse | None
 
 
+_context_lock = threading.Lock()
+_shared_context: ssl.SSLContext | None = None
+
+
+def _tls_context() -> ssl.SSLContext:
+    """Return the one context of this process: reading the authorities takes milliseconds and a megabyte, and any
+    stranger may name a new endpoint."""
+    global _shared_context
+    with _context_lock:
+        if _shared_context is None:
+            _shared_context = ssl.create_default_context()
+            _shared_context.sslsocket_class = _TlsSocket
+        return _shared_context
+
+
 class Transport:
     """A pool of connections to one endpoint (scheme, host, port). Thread-safe."""
 
@@ -339,9 +354,7 @@ class Transport:
         }
         self._pool: HTTPConnectionPool
         if parts.scheme == "https":
-            context = ssl.create_default_context()
-            context.sslsocket_class = _TlsSocket
-            self._pool = HTTPSConnectionPool(host, parts.port or 443, ssl_context=context, **options)
+            self._pool = HTTPSConnectionPool(host, parts.port or 443, ssl_context=_tls_context(), **options)
             self._pool.ConnectionCls = _PublicTlsConnection if public_only else _TlsConnection
         else:
             self._pool = HTTPConnectionPool(host, parts.port or 80, **options)

@@ -241,6 +241,36 @@ def test_no_file_is_too_long() -> None:
     assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {}
 
 
+ANY_SHAPE = {
+    "gauntlet/audit.py": "our own table",
+    "murmur/cluster/group_keys.py": "a token that a friend gave",
+    "murmur/data/shards.py": "the data set's index, whose digest the spec names",
+    "murmur/node/config/run_file.py": "our own file",
+    "murmur/node/doctor/start.py": "our own file",
+    "murmur/node/state/saved.py": "our own rows",
+    "murmur/node/telemetry/events.py": "our own events",
+    "murmur/owner/folder.py": "the owner's own file",
+    "murmur/protocol/cluster.py": "friends' documents, once the group's tag is right",
+    "murmur/protocol/messages.py": "the functions themselves",
+    "murmur/protocol/run.py": "an amendment whose digest the owner has posted",
+    "murmur/protocol/spec.py": "a spec whose digest the owner has posted, or the operator's file",
+    "murmur/training/checkpoint.py": "the head of a file of tensors, at most as long as the model's names need",
+    "murmur/training/parallel.py": "our own ranks' calls",
+    "murmur/training/trainer.py": "our own ranks' spec",
+}
+"""Who may turn JSON of any shape into objects, and whose it is. A stranger's goes through parse_as. The table in
+docs/threat-model.md names all bytes of strangers and their bounds."""
+
+
+def test_only_who_reads_friends_or_ourselves_takes_json_of_any_shape() -> None:
+    reads = re.compile(r"\b(json\.loads?|parse_json|parse_document|model_validate_json)\(")
+    packages = ("gauntlet/", "storage/", "sparseloco/", "neurons/")
+    floors = ("node", "rounds", "owner", "protocol", "training", "cluster", "chain")
+    within = (*packages, *(f"murmur/{floor}/" for floor in floors), "murmur/data/shards.py", "murmur/data/ranges.py")
+    found = {relative(path) for path in SOURCES if reads.search(path.read_text("utf-8"))}
+    assert {name for name in found if name.startswith(within)} == ANY_SHAPE.keys()
+
+
 KNOW_THE_RANK = ("murmur/training/parallel.py", "murmur/export/trainer.py")
 """Of the nodes, and of fine-tuning, which is accelerate's to spread."""
 

@@ -8,8 +8,9 @@ On chain (docs/protocol.md sections 4 and 6), in the one commitment slot of a ho
     statement  40 or 101 bytes   commitment or vote
     amendment  32 bytes          sha256 of the spec or of its latest amendment (the run's owner only)
 
-In buckets: `Envelope` (204 bytes, in front of the ciphertext), `Reveal` (204 bytes), and signed documents (a header
-with the signature, then canonical JSON).
+In buckets: `Envelope` (204 bytes, in front of the ciphertext), `Reveal` (204 bytes), and signed documents: a header
+with the signature, then records of fixed size, or canonical JSON. A stranger's JSON is read by its shape (`parse_as`):
+what does not fit is refused at its first odd byte, before objects are made of it.
 """
 
 import json
@@ -17,9 +18,13 @@ import re
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.ports import Signer, Verify
@@ -345,36 +350,85 @@ _KIND_BYTES = 8
 NO_ROUND = 0
 """Round of a document that belongs to none."""
 DOCUMENT_MAX_BYTES = 8 << 20
+DOCUMENT_HEAD_BYTES = _DOCUMENT.size
 _MAX_DEPTH = 32
 _MAX_INTEGER = (1 << 64) - 1
 """The chain's widest number. Longer ones would overflow if a reader turns them into floats or SQL."""
 
 
-def encode_document(kind: str, run: Digest, round: int, body: dict[str, Any], signer: Signer) -> bytes:
-    """Encode a signed JSON object: validator's report, peer's report, document of states. `kind`: at most 8 ASCII
-    letters."""
+def encode_signed(kind: str, run: Digest, round: int, content: bytes, signer: Signer) -> bytes:
+    """Encode a signed document. `kind`: at most 8 ASCII letters."""
     if len(kind.encode()) > _KIND_BYTES:
         raise ValueError(f"a document's kind has at most {_KIND_BYTES} letters, got {kind!r}")
-    text = canonical_json(body)
     head = struct.pack("<4sI8s32sI32s", _DOCUMENT_MAGIC, WIRE_VERSION, kind.encode(), run, round, signer.peer)
-    encoded = head + signer.sign(head + text) + text
+    encoded = head + signer.sign(head + content) + content
     if len(encoded) > DOCUMENT_MAX_BYTES:
         raise ValueError(f"a {kind} document of {len(encoded)} bytes; readers take {DOCUMENT_MAX_BYTES}")
     return encoded
 
 
-def parse_document(data: bytes, kind: str, run: Digest, round: int, peer: PeerId, verify: Verify) -> dict[str, Any]:
-    """Return the body of a document that `peer` signed for this run and round. The body is a claim of that peer."""
+def encode_document(kind: str, run: Digest, round: int, body: dict[str, Any], signer: Signer) -> bytes:
+    """Encode a signed JSON object: validator's report, peer's report, a cluster's documents."""
+    return encode_signed(kind, run, round, canonical_json(body), signer)
+
+
+def parse_signed(data: bytes, kind: str, run: Digest, round: int, peer: PeerId, verify: Verify) -> bytes:
+    """Return the content of a document that `peer` signed for this run and round. It is a claim of that peer, unread:
+    no object is made of it."""
     if not _DOCUMENT.size <= len(data) <= DOCUMENT_MAX_BYTES:
         raise InvalidMessage(f"{kind}: {len(data)} bytes")
     magic, version, got_kind, got_run, got_round, got_peer, signature = _DOCUMENT.unpack_from(data)
-    head, text = data[: _DOCUMENT.size - SIGNATURE_BYTES], data[_DOCUMENT.size :]
+    head, content = data[: _DOCUMENT.size - SIGNATURE_BYTES], data[_DOCUMENT.size :]
     expected = (_DOCUMENT_MAGIC, WIRE_VERSION, kind.encode().ljust(_KIND_BYTES, b"\0"), run, round, peer)
     if (magic, version, got_kind, got_run, got_round, got_peer) != expected:
         raise InvalidMessage(f"{kind}: made for another kind, run, round or peer")
-    if not verify(peer, head + text, signature):
+    if not verify(peer, head + content, signature):
         raise InvalidMessage(f"{kind}: the signature is not the peer's")
-    return parse_json(text)
+    return content
+
+
+def parse_document(data: bytes, kind: str, run: Digest, round: int, peer: PeerId, verify: Verify) -> dict[str, Any]:
+    """Return the body of a signed JSON object of any shape: for documents of friends. A stranger's is read by
+    `parse_signed` and `parse_as`."""
+    return parse_json(parse_signed(data, kind, run, round, peer, verify))
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------
+
+U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Hex32 = Annotated[str, Meta(min_length=2 * DIGEST_BYTES, max_length=2 * DIGEST_BYTES)]
+"""As long as 32 bytes in hex are."""
+
+
+def from_hex(text: str) -> bytes:
+    """Inverse of bytes.hex. Raises ValueError; its message omits the text."""
+    data = bytes.fromhex(text) if text.isascii() else b""
+    if data.hex() != text:  # fromhex ignores capitals and white space
+        raise ValueError("not in lower-case hex")
+    return data
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A JSON object of exactly these fields; those that may be absent are UNSET by default."""
+
+
+def parse_as(data: bytes, shape: type[Shape]) -> dict[str, Any]:
+    """Parse a stranger's JSON object of this shape, as `canonical_json` writes it, into plain values: one value has one
+    text. Lengths and ranges are those of the shape's types."""
+    try:
+        body: dict[str, Any] = msgspec.to_builtins(_decoder(shape).decode(data))
+        canonical = canonical_json(body) == data
+    except (ValueError, RecursionError):
+        # not chained: the decoder's message may quote a name of the stranger's
+        raise InvalidMessage("document: not of its shape, or a value out of range") from None
+    if not canonical:
+        raise InvalidMessage("document: not a JSON object in canonical form")
+    return body
+
+
+@cache
+def _decoder(shape: type[Shape]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(shape)
 
 
 def canonical_json(body: dict[str, Any]) -> bytes:
@@ -383,8 +437,9 @@ def canonical_json(body: dict[str, Any]) -> bytes:
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object of limited depth and integers of at most 64 bits, exactly as `canonical_json` writes it. So
-    one value has one text: no NaN, no doubled name, no other encoding, no half of a surrogate state."""
+    """Parse a JSON object of any shape, of limited depth and integers of at most 64 bits, exactly as `canonical_json`
+    writes it: for our own files, and those of friends and the run's owner. One value has one text: no NaN, no doubled
+    name, no other encoding, no half of a surrogate state."""
     try:
         body: dict[str, Any] = json.loads(data.decode(), parse_int=_integer)
         canonical = isinstance(body, dict) and canonical_json(body) == data

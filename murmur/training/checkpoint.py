@@ -17,24 +17,26 @@ from hashlib import sha256
 from math import prod
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from murmur.data.shards import Fetch
 from murmur.files import whole
 from murmur.protocol.errors import CheckpointCorrupt, InvalidMessage
-from murmur.protocol.messages import canonical_json, parse_json
-from murmur.protocol.types import DIGEST_BYTES, Digest
+from murmur.protocol.messages import U32, Hex32, Shape, canonical_json, from_hex, parse_as
+from murmur.protocol.types import Digest
 from murmur.training.sizes import FILE_BYTES
 
 Shapes = Mapping[str, tuple[int, ...]]
 S = TypeVar("S")
 T = TypeVar("T")
 
-MAX_MANIFEST_BYTES = 16 << 20
+MAX_MANIFEST_BYTES = 2 << 20
+_MOST_FACTS = 16
 _LENGTH_BYTES = 8
 _ITEM_BYTES = 4
 _WRITE_BYTES = 16 << 20
@@ -153,6 +155,22 @@ def _tensor(data: memoryview, shape: tuple[int, ...], first: int) -> Tensor:
     return torch.from_numpy(values if values.flags.aligned and values.flags.writeable else values.copy())
 
 
+_Text = Annotated[str, Meta(max_length=256)]
+_Name = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class _FileShape(Shape):
+    sha256: Hex32
+    num_bytes: Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+    tensors: list[_Name]
+
+
+class _ManifestShape(Shape):
+    version: Literal[1]
+    facts: Annotated[dict[_Name, bool | U32 | _Text | list[_Text]], Meta(max_length=_MOST_FACTS)]
+    files: list[_FileShape]
+
+
 @dataclass(frozen=True, slots=True)
 class _File:
     digest: Digest
@@ -161,25 +179,11 @@ class _File:
 
 def _parse_manifest(data: bytes) -> tuple[dict[str, Any], tuple[_File, ...]]:
     try:
-        body = parse_json(data)
-        if body.keys() != {"version", "facts", "files"} or body["version"] != 1:
-            raise InvalidMessage("other fields than version 1's")
-        if not isinstance(body["facts"], dict) or not isinstance(body["files"], list):
-            raise InvalidMessage("facts or files have the wrong type")
-        return body["facts"], tuple(_parse_file(entry) for entry in body["files"])
-    except InvalidMessage as fault:
+        body = parse_as(data, _ManifestShape)
+        files = tuple(_File(Digest(from_hex(file["sha256"])), tuple(file["tensors"])) for file in body["files"])
+    except (InvalidMessage, ValueError) as fault:
         raise CheckpointCorrupt(f"a checkpoint's manifest is malformed: {fault}") from None
-
-
-def _parse_file(entry: Any) -> _File:
-    if not isinstance(entry, dict) or entry.keys() != {"sha256", "num_bytes", "tensors"}:
-        raise InvalidMessage("a file's fields are not sha256, num_bytes, tensors")
-    digest, names = entry["sha256"], entry["tensors"]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidMessage("a file's tensors are not a list of names")
-    if not isinstance(digest, str) or len(digest) != 2 * DIGEST_BYTES or set(digest) - set("0123456789abcdef"):
-        raise InvalidMessage("a file's sha256 is not 64 lower-case hex digits")
-    return _File(Digest(bytes.fromhex(digest)), tuple(names))
+    return body["facts"], files
 
 
 def _parse_header(data: memoryview, max_header_bytes: int) -> tuple[dict[str, tuple[tuple[int, ...], int, int]], int]:

@@ -43,7 +43,7 @@ def played() -> tuple[Played, ...]:
 
 
 def judge(one: Played, body: dict[str, Any]) -> list[Any]:
-    report = parse_report(body, one.facts.round)
+    report, _ = parse_report(canonical_json(body), one.facts.round)
     return audit(one.facts, replace(one.claim, report=report, shown=body["peers"]))
 
 
@@ -257,7 +257,7 @@ def test_a_report_that_multiplies_somebodys_pay_is_no_report(presence: float) ->
     body = played()[ROUND].body
     body["before"]["peers"][peer_id(1).hex()]["presence"] = presence
     with pytest.raises(InvalidMessage, match="range"):
-        parse_report(body, ROUND)
+        parse_report(canonical_json(body), ROUND)
 
 
 @pytest.mark.parametrize("new", [False, True])

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from murmur.node.sync import catchup
 from murmur.node.sync.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError, InvalidMessage, StorageError
-from murmur.protocol.messages import encode_document, encode_selection, encode_slot
+from murmur.protocol.messages import encode_selection, encode_signed, encode_slot
 from murmur.protocol.types import Commitment, Digest, Selection, Vote
 from murmur.training import checkpoint
 from murmur.training.replica import Replica, genesis_theta
@@ -21,6 +20,7 @@ from tests.fakes.bucket import Call
 from tests.fakes.chain import fake_verify
 from tests.network import FakeNetwork
 from tests.node.lies import spoil
+from tests.node.states_documents import MALFORMED
 from tests.small_run import OWNER
 
 Networks = Callable[..., FakeNetwork]
@@ -149,28 +149,13 @@ def test_whoever_shows_a_checkpoint_does_not_say_of_which_round_it_is(networks: 
 
 
 def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> None:
-    link = "ab" * 32
-    state = {"round": 2, "link": link, "state": link, "files": [link]}
-    whole = {"checkpoints": [state], "states": [[link, link]], "loose": []}
-    malformed: tuple[dict[str, Any], ...] = (
-        {},
-        whole | {"checkpoints": 5},
-        whole | {"checkpoints": [state | {"link": "zz"}]},
-        whole | {"checkpoints": [state | {"state": "ab" * 20_000}]},
-        whole | {"checkpoints": [state | {"round": -1}]},
-        whole | {"checkpoints": [state | {"round": "2"}]},
-        whole | {"checkpoints": [state] * 4},
-        whole | {"states": [[link]]},
-        whole | {"states": [[link, link]] * 65},
-        whole | {"files": [None], "loose": [None]},
-    )
-    forgers = {f"forger-{number}": 200 + number for number in range(len(malformed))}
+    forgers = {f"forger-{number}": 200 + number for number in range(len(MALFORMED))}
     network = networks(miners=2, validators={"validator": 100} | forgers)
     silence(network)
     network.start("validator", "miner-1")
     network.run_until(4)
-    for name, body in zip(forgers, malformed, strict=True):
-        document = encode_document("states", network.run.id, 0, body, network[name].signer)
+    for name, content in zip(forgers, MALFORMED.values(), strict=True):
+        document = encode_signed("states", network.run.id, 0, content, network[name].signer)
         with pytest.raises(InvalidMessage):
             parse_shown(document, network.run.id, network[name].peer, fake_verify)
         network.store.bucket(name).put(keys.checkpoints(network.run.id), document, timeout_seconds=1)

@@ -15,6 +15,7 @@ from murmur.node.sync import catchup
 from murmur.node.sync.checkpoints import (
     RETAINED_INTERVALS,
     RETAINED_ROUNDS,
+    STATES_TOLD,
     Checkpoint,
     Shown,
     encode_shown,
@@ -23,13 +24,15 @@ from murmur.node.sync.checkpoints import (
     published_by_most,
 )
 from murmur.protocol import keys
-from murmur.protocol.errors import AccessDenied
+from murmur.protocol.errors import AccessDenied, InvalidMessage
+from murmur.protocol.messages import encode_signed
 from murmur.protocol.types import Digest
 from murmur.rounds.checkpoints import Checkpoints, ValidatorShelf
 from murmur.rounds.retention import Retention
 from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
 from tests.network import FakeNetwork, with_parts
+from tests.node.states_documents import MALFORMED, content, head
 from tests.node.test_catchup import cast, hide_checkpoints, put_up, show, shown, silence
 
 Networks = Callable[..., FakeNetwork]
@@ -67,6 +70,15 @@ def test_what_a_validator_shows_is_read_as_it_was_written(
 ) -> None:
     document = Shown(checkpoints, states, loose)
     assert parse_shown(encode_shown(document, RUN, SIGNER), RUN, SIGNER.peer, fake_verify) == document
+
+
+@pytest.mark.parametrize("said", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_document_of_states_of_another_form_is_refused(said: bytes) -> None:
+    with pytest.raises(InvalidMessage):
+        parse_shown(encode_signed("states", RUN, 0, said, SIGNER), RUN, SIGNER.peer, fake_verify)
+    whole = content(head(2), 2 + 2 * STATES_TOLD, checkpoints=1, states=STATES_TOLD)
+    found = parse_shown(encode_signed("states", RUN, 0, whole, SIGNER), RUN, SIGNER.peer, fake_verify)
+    assert (len(found.checkpoints[0].files), len(found.states)) == (2, STATES_TOLD)
 
 
 # --- due by age --------------------------------------------------------------------------------------------------

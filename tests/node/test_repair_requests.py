@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from murmur.lab.simulation.signer import HashSigner, hash_verify
 from murmur.node.sync.repair_requests import DOCUMENT_MAX_BYTES, MOST_WANTED, encode_wanted, parse_wanted
 from murmur.protocol.errors import InvalidMessage
-from murmur.protocol.messages import encode_document
+from murmur.protocol.messages import encode_signed
 from murmur.protocol.types import Digest, PeerId
 
 RUN = Digest(bytes(range(32)))
@@ -28,28 +28,28 @@ def test_the_longest_list_fits_and_no_longer_one_is_said() -> None:
     assert parse_wanted(said, RUN, SIGNER.peer, hash_verify) == frozenset(sorted(wanted)[:MOST_WANTED])
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"payloads": 1},
-        {"payloads": {"1": "2"}},
-        {"payloads": [1]},
-        {"payloads": [[1]]},
-        {"payloads": [["1", "00" * 32]]},
-        {"payloads": [[True, "00" * 32]]},
-        {"payloads": [[-1, "00" * 32]]},
-        {"payloads": [[1 << 32, "00" * 32]]},
-        {"payloads": [[1, "00" * 31]]},
-        {"payloads": [[1, "zz" * 32]]},
-        {"payloads": [[1, 7]]},
-        {"payloads": [[1, "00" * 32, 3]]},
-        {"payloads": [[number, "00" * 32] for number in range(MOST_WANTED + 1)]},
-    ],
-)
-def test_other_lists_are_refused(body: dict[str, object]) -> None:
+def record(round: int, number: int) -> bytes:
+    return round.to_bytes(4, "little") + number.to_bytes(32, "big")
+
+
+OTHERS = {
+    "cut short": record(1, 1)[:-1],
+    "a byte more": record(1, 1) + b"\0",
+    "one twice": record(1, 1) * 2,
+    "not in order": record(2, 1) + record(1, 2),
+    "more than a selection can name": b"".join(record(1, number) for number in range(MOST_WANTED + 1)),
+    "JSON": b'{"payloads":[]}',
+    "nested brackets": b'{"payloads":' + b"[" * 16_000 + b"]" * 16_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS.keys())
+def test_other_lists_are_refused(content: bytes) -> None:
     with pytest.raises(InvalidMessage):
-        parse_wanted(encode_document("wanted", RUN, 0, body, SIGNER), RUN, SIGNER.peer, hash_verify)
+        parse_wanted(encode_signed("wanted", RUN, 0, content, SIGNER), RUN, SIGNER.peer, hash_verify)
+    in_order = record(1, 1) + record(1, 2) + record(2, 1)
+    said = encode_signed("wanted", RUN, 0, in_order, SIGNER)
+    assert len(parse_wanted(said, RUN, SIGNER.peer, hash_verify)) == 3
 
 
 def test_nobody_speaks_for_somebody_else() -> None:

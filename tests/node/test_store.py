@@ -33,7 +33,9 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
 
 
 def state_files(store: StateStore, value: float) -> Digest:
-    return checkpoint.save(store.snapshot, checkpoint.TensorState({"w": torch.full((3,), value)}, {"value": value}))
+    return checkpoint.save(
+        store.snapshot, checkpoint.TensorState({"w": torch.full((3,), value)}, {"value": str(value)})
+    )
 
 
 def full(store: StateStore, round: int) -> Saved:

@@ -2,15 +2,30 @@
 
 import json
 import struct
+import traceback
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET, Meta, UnsetType
 
 from murmur.protocol.errors import InvalidMessage
-from murmur.protocol.messages import DOCUMENT_MAX_BYTES, canonical_json, encode_document, parse_document
+from murmur.protocol.messages import (
+    DOCUMENT_MAX_BYTES,
+    U32,
+    Hex32,
+    Shape,
+    canonical_json,
+    encode_document,
+    parse_as,
+    parse_document,
+    parse_json,
+)
 from murmur.protocol.types import Digest, PeerId
 
 RUN = Digest(b"r" * 32)
@@ -146,6 +161,97 @@ def test_a_signed_document_that_is_not_canonical_json_is_refused(text: bytes) ->
     with pytest.raises(InvalidMessage, match=r"^document: ") as refusal:
         read(signed(text))
     assert len(str(refusal.value)) < 100
+
+
+# --- by shape --------------------------------------------------------------------------------------------------
+
+
+class Row(Shape):
+    count: U32
+    value: float | UnsetType = UNSET
+
+
+class Toy(Shape):
+    a: dict[str, Row]
+    b: Annotated[list[tuple[U32, Hex32]], Meta(max_length=2)]
+
+
+GOOD: dict[str, Any] = {"a": {"x": {"count": 1, "value": 0.5}}, "b": [[7, "ab" * 32]]}
+
+
+def test_an_object_of_its_shape_is_read_as_plain_values() -> None:
+    assert parse_json(canonical_json(parse_as(canonical_json(GOOD), Toy))) == GOOD
+    assert "value" not in parse_as(b'{"a":{"x":{"count":4294967295}},"b":[]}', Toy)["a"]["x"]
+
+
+OTHER_SHAPES = HOSTILE | {
+    "an unknown field": b'{"a":{},"b":[],"c":1}',
+    "an unknown field in a row": b'{"a":{"x":{"count":1,"other":1}},"b":[]}',
+    "a missing field": b'{"a":{"x":{}},"b":[]}',
+    "an integer for a float": b'{"a":{"x":{"count":1,"value":1}},"b":[]}',
+    "a float for an integer": b'{"a":{"x":{"count":1.0}},"b":[]}',
+    "true for an integer": b'{"a":{"x":{"count":true}},"b":[]}',
+    "an integer out of range": b'{"a":{"x":{"count":4294967296}},"b":[]}',
+    "null": b'{"a":null,"b":[]}',
+    "too long a list": canonical_json(GOOD | {"b": GOOD["b"] * 3}),
+    "too long a string": canonical_json(GOOD | {"b": [[1, "ab" * 33]]}),
+    "a name twice": b'{"a":{},"a":{},"b":[]}',
+    "a name twice in a table": b'{"a":{"x":{"count":1},"x":{"count":1}},"b":[]}',
+    "names out of order": b'{"b":[],"a":{}}',
+    "a missing field of the whole": b'{"a":{}}',
+    "a space": b'{"a":{}, "b":[]}',
+    "bytes behind": b'{"a":{},"b":[]}x',
+    "NaN in its place": b'{"a":{"x":{"count":1,"value":NaN}},"b":[]}',
+    "a float too large in its place": b'{"a":{"x":{"count":1,"value":1e999}},"b":[]}',
+    "a float of a million digits": b'{"a":{"x":{"count":1,"value":' + b"1" * 10**6 + b'.5}},"b":[]}',
+    "not UTF-8 in its place": b'{"a":{"\xff":{"count":1}},"b":[]}',
+    "half a surrogate pair in its place": b'{"a":{"\\ud800":{"count":1}},"b":[]}',
+}
+
+
+@pytest.mark.parametrize("text", OTHER_SHAPES.values(), ids=OTHER_SHAPES.keys())
+def test_an_object_of_another_shape_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidMessage, match=r"^document: "):
+        parse_as(text, Toy)
+
+
+@pytest.mark.parametrize("text", [b'{"S3CRET{fault}":1}', b'{"a":{"S3CRET":{"S3CRET":"S3CRET"}},"b":[]}'])
+def test_a_refusal_quotes_nothing(text: bytes) -> None:
+    with pytest.raises(InvalidMessage) as refusal:
+        parse_as(text, Toy)
+    assert "S3CRET" not in "".join(traceback.format_exception(refusal.value))
+
+
+def filled(before: bytes, unit: bytes, after: bytes) -> bytes:
+    """A text of 4 MiB."""
+    return before + b",".join([unit] * ((4 << 20) // (len(unit) + 1))) + after
+
+
+FLOODS = {
+    "lists in an unknown field": filled(b'{"c":[', b"[" * 20 + b"]" * 20, b"]}"),
+    "lists in a list": filled(b'{"a":{},"b":[', b"[" * 20 + b"]" * 20, b"]}"),
+    "tables in a table": filled(b'{"a":{"x":', b'{"":{}}', b"}}"),
+    "one field again and again": filled(b"{", b'"b":[]', b"}"),
+    "one row again and again": filled(b'{"a":{', b'"x":{"count":1}', b"}}"),
+}
+
+
+@pytest.mark.parametrize("text", FLOODS.values(), ids=FLOODS.keys())
+def test_what_is_not_of_its_shape_is_not_turned_into_objects(text: bytes) -> None:
+    """json.loads makes up to 60 bytes of one."""
+
+    def peak(parse: Callable[[bytes], object]) -> int:
+        tracemalloc.start()
+        try:
+            with suppress(InvalidMessage, ValueError):
+                parse(text)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    with pytest.raises(InvalidMessage):
+        parse_as(text, Toy)
+    assert peak(lambda data: parse_as(data, Toy)) < 1 << 20 < peak(json.loads)
 
 
 def test_the_limits_themselves_are_allowed() -> None:

@@ -413,7 +413,7 @@ def test_what_a_report_states_otherwise_than_it_was_is_named(networks: Networks,
     assert (Topic.HOTKEYS, victim) in altered(leave_out)
     assert altered(lambda body: body["peers"][name].update(uid=77)) == [(Topic.HOTKEYS, victim)]
     assert altered(lambda body: body["peers"][name].update(proof=3.5)) == [(Topic.REPORT, victim)]
-    assert altered(lambda body: body["peers"][name].update(fine=True)) == [(Topic.REPORT, victim)]
+    assert altered(lambda body: body["peers"][name].update(fine=True)) == [(Topic.REPORT, None)]
     assert (Topic.BOOK, victim) in altered(lambda body: body["before"]["peers"][victim.hex()].update(penalty=0.5))
     assert (Topic.BOOK, victim) in altered(lambda body: body["after"]["peers"][victim.hex()].update(faults=1))
     assert (Topic.BOOK, None) in altered(lambda body: body["after"].update(unit=[0.4, 0.5]))

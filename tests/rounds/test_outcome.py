@@ -9,7 +9,7 @@ from gauntlet.report import parse_report
 from murmur.lab.localnet.faults import Garbage
 from murmur.node.telemetry.round_line import line
 from murmur.protocol import keys
-from murmur.protocol.messages import parse_document
+from murmur.protocol.messages import parse_signed
 from murmur.protocol.types import hotkey
 from tests.fakes.chain import fake_verify
 from tests.network import FakeNetwork
@@ -37,8 +37,8 @@ def test_every_round_of_a_node_is_one_line_that_says_whether_it_counted(
     assert not [told for told in info if "waiting" in told and "the start" not in told][4:], "each says one wait"
     for round in range(ROUNDS - 1):
         data = network.store.buckets["one"][keys.report(network.run.id, round)].data
-        body = parse_document(data, "report", network.run.id, round, network["one"].peer, fake_verify)
-        report = parse_report(body, round)
+        text = parse_signed(data, "report", network.run.id, round, network["one"].peer, fake_verify)
+        report, _ = parse_report(text, round)
         (judged,) = [e for e in network["one"].events("judged") if e["round"] == round]
         assert (judged["active"], judged["rejected"], judged["selected"]) == (3, {"MALFORMED": 1}, 1)
         assert line(judged) in info

@@ -8,6 +8,7 @@ import pytest
 from murmur.protocol import keys
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from murmur.protocol.types import Digest, PeerId, PublicPointer
+from storage import client
 from storage.published import Why, try_published
 from storage.resume import download_to
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket, S3Bucket, open_bucket, open_pointer, open_published
@@ -58,6 +59,8 @@ def test_nobodys_credential_is_looked_for(monkeypatch: pytest.MonkeyPatch, serve
 
     def looks(*_: object, **__: object) -> None:
         raise AssertionError("looked for a credential")
+
+    monkeypatch.setattr(client, "_shared_client", None)
 
     monkeypatch.setattr(Session, "get_credentials", looks)
     owner.put("key", b"x", timeout_seconds=SECONDS)

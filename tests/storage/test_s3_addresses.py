@@ -128,6 +128,7 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (tmp_path / "key.pem").write_bytes(key.private_bytes(*form))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    monkeypatch.setattr(transport, "_shared_context", None)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
     return context
@@ -160,6 +161,7 @@ def test_a_handshake_that_never_ends_is_cut_off() -> None:
 
 def test_a_certificate_of_an_unknown_issuer_is_refused(tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
+    monkeypatch.setattr(transport, "_shared_context", None)
     answer = says("200 OK", "Content-Length: 5", 'ETag: "e"', body=b"hello")
     with hostile(answer, tls=tls) as server, pytest.raises(StorageError):
         get(bucket_at(server), seconds=SHORT)

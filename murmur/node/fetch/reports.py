@@ -10,7 +10,7 @@ from murmur.node.config.ports import Ports
 from murmur.node.fetch.sources import Sources
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, ObjectMissing
-from murmur.protocol.messages import DOCUMENT_MAX_BYTES, parse_document
+from murmur.protocol.messages import DOCUMENT_MAX_BYTES, parse_signed
 from murmur.protocol.run import Run
 from murmur.protocol.types import PeerId
 from storage.collect import gather
@@ -121,6 +121,6 @@ class Reports:
         return {one: _CODES[answer.kind] for one, answer in answers.items() if isinstance(answer, FetchFault)}
 
     def _parsed(self, validator: PeerId, round: int, data: bytes) -> Found:
-        body = parse_document(data, "report", self._run.id, round, validator, self._ports.verify)
-        self._read[validator, round] = parse_report(body, round), body
+        text = parse_signed(data, "report", self._run.id, round, validator, self._ports.verify)
+        self._read[validator, round] = parse_report(text, round)
         return self._read[validator, round]

@@ -10,7 +10,9 @@ time, and become one of our events or a code.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from gauntlet.agreement import Agreed, Log, electorate, mirrors, named, refs_named, vote_by, vote_weights
 from gauntlet.commitment import commitment
@@ -23,7 +25,7 @@ from murmur.node.sync.amendments import settled
 from murmur.node.sync.selection_chain import SelectionChain
 from murmur.protocol import keys
 from murmur.protocol.errors import STATE_PRUNED, ChainError, InvalidMessage
-from murmur.protocol.messages import first_link, parse_document
+from murmur.protocol.messages import Shape, first_link, parse_as, parse_signed
 from murmur.protocol.run import Run
 from murmur.protocol.types import MAX_UIDS, Digest, Header, Peer, PeerId, Vote, hotkey
 from storage.collect import gather
@@ -292,7 +294,7 @@ class History:
 
         def claimed(peer: PeerId, data: Data) -> dict[str, Any] | None:
             try:
-                return parse_document(bytes(data), "peer", run, round, peer, verify)
+                return parse_as(parse_signed(bytes(data), "peer", run, round, peer, verify), _ClaimsShape)
             except InvalidMessage:
                 return None
 
@@ -310,8 +312,20 @@ class History:
         for peer, data in answers.items():
             body = claimed(peer, data) if isinstance(data, bytes | memoryview) else None
             if body is not None:
-                told = {"loss": body.get("loss"), "seconds": body.get("seconds", {})}
+                told = {"loss": body["loss"], "seconds": body["seconds"]}
                 yield HistoryEvent(hotkey(peer), _event("trained", round, when, **told))
+
+
+class _SecondsShape(Shape):
+    compute: float
+
+
+class _ClaimsShape(Shape):
+    """A miner's claims about its round (murmur/rounds/contribution.py)."""
+
+    loss: float | None
+    tokens: Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+    seconds: _SecondsShape
 
 
 def _event(kind: str, round: int, when: float, **fields: Any) -> dict[str, Any]:

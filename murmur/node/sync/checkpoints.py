@@ -6,11 +6,12 @@ theta that follows from a state has been compared with the chain's (murmur/node/
 anything: murmur/rounds/checkpoints.py does.
 """
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from gauntlet.agreement import electorate
 from murmur.data.shards import Fetch
@@ -21,7 +22,7 @@ from murmur.node.state.saved import Snapshot
 from murmur.node.sync.run_discovery import blob_fetcher
 from murmur.protocol import keys
 from murmur.protocol.errors import ConfigError, InvalidMessage, StorageError
-from murmur.protocol.messages import NO_ROUND, encode_document, parse_document
+from murmur.protocol.messages import NO_ROUND, encode_signed, parse_signed
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.types import DIGEST_BYTES, Digest, Peer, PeerId
 from storage.collect import gather
@@ -38,6 +39,8 @@ RETAINED_ROUNDS = 8
 RETAINED_INTERVALS = 16
 """While no newer checkpoint is published, they are kept for at most this many intervals of checkpoints, and
 RETAINED_ROUNDS: a bucket is finite."""
+_COUNTS = struct.Struct("<3I")
+_CHECKPOINT = struct.Struct("<2I32s32s")
 _DOCUMENT = "states"
 """In the head of a document that belongs to no one round."""
 
@@ -73,48 +76,44 @@ class Shown:
 
 
 def encode_shown(shown: Shown, run: Digest, signer: Signer) -> bytes:
-    """Return the signed document."""
-    body = {
-        "checkpoints": [
-            {"round": c.round, "link": c.link.hex(), "state": c.state.hex(), "files": [file.hex() for file in c.files]}
-            for c in shown.checkpoints
-        ],
-        "states": [[link.hex(), state.hex()] for link, state in shown.states],
-        "loose": [file.hex() for file in shown.loose],
-    }
-    return encode_document(_DOCUMENT, run, NO_ROUND, body, signer)
+    """Return the signed document: how many checkpoints, states and loose files there are; of each checkpoint its round,
+    how many files it has, link and manifest; then all digests, of the checkpoints' files, the states and the loose
+    files."""
+    head = _COUNTS.pack(len(shown.checkpoints), len(shown.states), len(shown.loose))
+    checkpoints = [_CHECKPOINT.pack(c.round, len(c.files), c.link, c.state) for c in shown.checkpoints]
+    files = [file for c in shown.checkpoints for file in c.files]
+    states = [digest for pair in shown.states for digest in pair]
+    return encode_signed(
+        _DOCUMENT, run, NO_ROUND, b"".join([head, *checkpoints, *files, *states, *shown.loose]), signer
+    )
 
 
 def parse_shown(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> Shown:
     """Inverse of `encode_shown`, for a document that `peer` signed. Raises InvalidMessage."""
-    body = parse_document(data, _DOCUMENT, run, NO_ROUND, peer, verify)
+    if len(data) > DOCUMENT_MAX_BYTES:
+        raise InvalidMessage("a document of states that is too long")
+    content = parse_signed(data, _DOCUMENT, run, NO_ROUND, peer, verify)
     try:
-        shown = Shown(
-            tuple(_checkpoint(entry) for entry in body["checkpoints"]),
-            tuple((_digest(link), _digest(state)) for link, state in body["states"]),
-            tuple(_digest(file) for file in body["loose"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        raise InvalidMessage("a document of states without links, states or files") from None
-    if len(shown.checkpoints) > CHECKPOINTS_KEPT or len(shown.states) > STATES_TOLD:
-        raise InvalidMessage("a document of more states than anybody keeps")
-    return shown
-
-
-def _checkpoint(entry: Any) -> Checkpoint:
-    round = entry["round"]
-    if type(round) is not int or not 0 <= round < 1 << 32:
-        raise ValueError("no round")
-    return Checkpoint(
-        round, _digest(entry["link"]), _digest(entry["state"]), tuple(_digest(file) for file in entry["files"])
+        num_checkpoints, num_states, num_loose = _COUNTS.unpack_from(content)
+        if num_checkpoints > CHECKPOINTS_KEPT or num_states > STATES_TOLD:
+            raise InvalidMessage("a document of more states than anybody keeps")
+        heads = [
+            _CHECKPOINT.unpack_from(content, _COUNTS.size + number * _CHECKPOINT.size)
+            for number in range(num_checkpoints)
+        ]
+    except struct.error:
+        raise InvalidMessage("a document of states that is cut short") from None
+    first = _COUNTS.size + num_checkpoints * _CHECKPOINT.size
+    num_files = sum(count for _, count, _, _ in heads)
+    if len(content) != first + DIGEST_BYTES * (num_files + 2 * num_states + num_loose):
+        raise InvalidMessage("a document of states that holds more or less than it says")
+    digests = (Digest(content[at : at + DIGEST_BYTES]) for at in range(first, len(content), DIGEST_BYTES))
+    checkpoints = tuple(
+        Checkpoint(round, Digest(link), Digest(state), tuple(islice(digests, count)))
+        for round, count, link, state in heads
     )
-
-
-def _digest(text: Any) -> Digest:
-    digest = bytes.fromhex(text)
-    if len(digest) != DIGEST_BYTES:
-        raise ValueError("no digest")
-    return Digest(digest)
+    states = tuple((next(digests), next(digests)) for _ in range(num_states))
+    return Shown(checkpoints, states, tuple(digests))
 
 
 def shown_by_all(follower: Follower, sources: Sources, seconds: float) -> dict[PeerId, Shown]:

@@ -1,6 +1,7 @@
 """Payloads that a node lacks: a signed list in its own bucket, so that nodes that hold one copy it (docs/protocol.md
 section 6). The list is a claim; a false one costs the nodes that believe it one upload of bytes that they hold."""
 
+import struct
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
@@ -10,9 +11,9 @@ from murmur.node.chain.follower import Follower
 from murmur.node.fetch.sources import Sources
 from murmur.protocol import keys
 from murmur.protocol.errors import InvalidMessage, ObjectMissing, StorageError
-from murmur.protocol.messages import NO_ROUND, encode_document, parse_document
+from murmur.protocol.messages import DOCUMENT_HEAD_BYTES, NO_ROUND, encode_signed, parse_signed
 from murmur.protocol.ports import Signer, Time, Verify
-from murmur.protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
+from murmur.protocol.types import MAX_UIDS, Digest, PeerId
 from storage.collect import gather
 from storage.exchange import Data, Wanted
 
@@ -21,41 +22,30 @@ Place = tuple[int, PeerId]
 
 MOST_WANTED = MAX_UIDS
 """As many as a selection can name."""
-DOCUMENT_MAX_BYTES = 1 << 15
+_PLACE = struct.Struct("<I32s")
+DOCUMENT_MAX_BYTES = DOCUMENT_HEAD_BYTES + MOST_WANTED * _PLACE.size
 _DOCUMENT = "wanted"
 """In the head of a document that belongs to no one round."""
 _THREADS = 64
 
 
 def encode_wanted(wanted: Collection[Place], run: Digest, signer: Signer) -> bytes:
-    """Return the signed list."""
-    body = {"payloads": [[round, peer.hex()] for round, peer in sorted(wanted)[:MOST_WANTED]]}
-    return encode_document(_DOCUMENT, run, NO_ROUND, body, signer)
+    """Return the signed list: round and hotkey of each payload, in order."""
+    places = b"".join(_PLACE.pack(round, peer) for round, peer in sorted(wanted)[:MOST_WANTED])
+    return encode_signed(_DOCUMENT, run, NO_ROUND, places, signer)
 
 
 def parse_wanted(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> frozenset[Place]:
     """Inverse of `encode_wanted`, for a list that `peer` signed. Raises InvalidMessage."""
-    body = parse_document(data, _DOCUMENT, run, NO_ROUND, peer, verify)
-    try:
-        found = frozenset((_round(round), _peer(lacked)) for round, lacked in body["payloads"])
-    except (KeyError, TypeError, ValueError):
-        raise InvalidMessage("a list of wanted payloads without rounds or hotkeys") from None
-    if len(found) > MOST_WANTED:
+    if len(data) > DOCUMENT_MAX_BYTES:
         raise InvalidMessage("a list of more payloads than a selection can name")
-    return found
-
-
-def _round(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 32:
-        raise ValueError("no round")
-    return value
-
-
-def _peer(text: str) -> PeerId:
-    peer = bytes.fromhex(text)
-    if len(peer) != DIGEST_BYTES:
-        raise ValueError("no hotkey")
-    return PeerId(peer)
+    places = parse_signed(data, _DOCUMENT, run, NO_ROUND, peer, verify)
+    if len(places) % _PLACE.size:
+        raise InvalidMessage("a list of wanted payloads that is cut short")
+    found = [(round, PeerId(lacked)) for round, lacked in _PLACE.iter_unpack(places)]
+    if found != sorted(set(found)):
+        raise InvalidMessage("a list of wanted payloads that is not in order")
+    return frozenset(found)
 
 
 def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> bool:
