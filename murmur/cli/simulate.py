@@ -17,7 +17,7 @@ from murmur.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from murmur.lab.simulation.cluster_witness import Result as ClusterResult
-    from murmur.lab.simulation.invariants import Result
+    from murmur.lab.simulation.result import Result
 
 MEMORY = Path("/dev/shm")
 
@@ -31,34 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="faults in an hour of modelled time, everybody's together (default 125; on a fitted clock none)",
     )
-    parser.add_argument(
-        "--hostile-stake",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of all stake that validators hold who lie (default: there are none)",
-    )
-    parser.add_argument(
-        "--two-faced",
-        type=int,
-        default=0,
-        metavar="N",
-        help="miners, of all, that work honestly only while a single validator reads their keys, and send garbage "
-        "while the others do (default: none)",
-    )
-    parser.add_argument(
-        "--withhold",
-        type=int,
-        default=0,
-        metavar="N",
-        help="miners, of all, that show their keys or payloads as late as they count, or to validators only "
-        "(default: none)",
-    )
-    parser.add_argument(
-        "--outage",
-        action="store_true",
-        help="in every round the bucket of one miner is dead for two minutes from the commit deadline on",
-    )
+    _add_attacks(parser)
     parser.add_argument(
         "--clock",
         choices=("wide", "fitted"),
@@ -88,6 +61,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the history, one JSON line an event")
     parser.add_argument("--folder", type=Path, help="where the nodes' homes lie meanwhile (default: in memory)")
+
+
+def _add_attacks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hostile-stake",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of all stake that validators hold who lie (default: there are none)",
+    )
+    parser.add_argument(
+        "--two-faced",
+        type=int,
+        default=0,
+        metavar="N",
+        help="miners, of all, that work honestly only while a single validator reads their keys, and send garbage "
+        "while the others do (default: none)",
+    )
+    parser.add_argument(
+        "--withhold",
+        type=int,
+        default=0,
+        metavar="N",
+        help="miners, of all, that show their keys or payloads as late as they count, or to validators only "
+        "(default: none)",
+    )
+    parser.add_argument(
+        "--outage",
+        action="store_true",
+        help="in every round the bucket of one miner is dead for two minutes from the commit deadline on",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

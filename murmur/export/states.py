@@ -18,7 +18,7 @@ from torch import Tensor
 from gauntlet.agreement import Tip
 from murmur.node.chain.follower import Follower
 from murmur.node.config.ports import Ports
-from murmur.node.fetch.payloads import gather_pinned
+from murmur.node.fetch.selected import gather_pinned
 from murmur.node.fetch.sources import Sources
 from murmur.node.state.saved import Snapshot
 from murmur.node.sync.amendments import adopted

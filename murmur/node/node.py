@@ -18,7 +18,8 @@ from murmur.node.chain.follower import Follower
 from murmur.node.chain.subnet_terms import SubnetTerms
 from murmur.node.config.ports import Ports
 from murmur.node.fetch.opening import Opened
-from murmur.node.fetch.payloads import Brought, Lacking, bring_pinned, is_whole, open_whole
+from murmur.node.fetch.payloads import Lacking
+from murmur.node.fetch.selected import Brought, bring_pinned, is_whole, open_whole
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync import run_discovery as runs
 from murmur.node.sync.amendments import adopted, follow, settle

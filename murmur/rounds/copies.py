@@ -20,7 +20,7 @@ from loguru import logger
 from gauntlet.agreement import COPIES, MEMORY_ROUNDS, answering, mirror_order
 from gauntlet.checks import Gathered
 from gauntlet.commitment import commitment
-from murmur.node.fetch.payloads import ASK_SECONDS, who_shows
+from murmur.node.fetch.selected import ASK_SECONDS, who_shows
 from murmur.node.fetch.sources import Sources
 from murmur.node.node import Node
 from murmur.node.state.saved import Payload

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from murmur.node.fetch.payloads import Opened
+from murmur.node.fetch.opening import Opened
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Snapshot
 from murmur.node.state.store import StateStore

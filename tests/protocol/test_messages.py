@@ -15,16 +15,15 @@ from murmur.protocol.messages import (
     Envelope,
     Reveal,
     canonical_json,
-    encode_pointer,
     encode_slot,
     encode_statement,
     parse_envelope,
     parse_json,
-    parse_pointer,
     parse_reveal,
     parse_slot,
     parse_statement,
 )
+from murmur.protocol.pointers import encode_pointer, parse_pointer
 from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Slot, Vote
 from tests.protocol.strategies import (
     DIGESTS,

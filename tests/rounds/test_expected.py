@@ -12,7 +12,7 @@ import torch
 from murmur.data.shards import Shards
 from murmur.lab.simulation.clock import Killed
 from murmur.lab.simulation.store import Call
-from murmur.node.fetch.payloads import Brought
+from murmur.node.fetch.selected import Brought
 from murmur.node.node import Node
 from murmur.node.state.node_state import NodeState
 from murmur.protocol import keys

@@ -15,7 +15,7 @@ import torch
 
 from murmur.data.shards import Shards
 from murmur.node.config.settings import load
-from murmur.node.fetch.payloads import gather_pinned
+from murmur.node.fetch.selected import gather_pinned
 from murmur.node.node import Node
 from murmur.node.program.process import log_to_stderr, run_program
 from murmur.node.state.saved import SealedRound

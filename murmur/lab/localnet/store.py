@@ -16,7 +16,7 @@ from typing import Any
 
 from murmur import files
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.messages import encode_pointer
+from murmur.protocol.pointers import encode_pointer
 from murmur.protocol.types import Pointer
 
 

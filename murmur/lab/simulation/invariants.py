@@ -4,7 +4,7 @@ The witness sees all nodes and every fault, which no node does. It changes nothi
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import IO, Any
@@ -15,7 +15,9 @@ from murmur.lab.simulation.faults import CALM_ROUNDS, Incident
 from murmur.lab.simulation.modelled_replica import START_LOSS
 from murmur.lab.simulation.network import Network, SimulatedNode
 from murmur.lab.simulation.oracle import Oracle
+from murmur.lab.simulation.result import Result
 from murmur.lab.simulation.signer import hash_verify
+from murmur.lab.simulation.tally import Tally
 from murmur.node.sync.checkpoints import kept_from, parse_shown
 from murmur.protocol import keys
 from murmur.protocol.types import hotkey
@@ -30,45 +32,6 @@ NO_CHAIN = ("chain dead", "finality stalls")
 """Forks and late blocks are no excuse: windows are counted in blocks, and leave room for a repeated post."""
 AFTERMATH_SECONDS = 30.0
 """Delay that a short fault causes after it has ended: time-outs that expire, pauses between tries."""
-
-
-@dataclass
-class Result:
-    """The result of one `murmur simulate` run."""
-
-    seed: int
-    rounds: int
-    faults: int = 0
-    void_rounds: int = 0
-    void_unexplained: int = 0
-    disagreements: int = 0
-    """Disagreements between honest nodes, or between one and the outcome of the votes on chain."""
-    halted: bool = False
-    honest_faults_booked: int = 0
-    honest_late: int = 0
-    """Rounds in which an honest miner did not commit in time, though nothing hit it: somebody kept it waiting."""
-    recovery_rounds_p99: float = 0.0
-    unobserved_weights: int = 0
-    refused_weights: int = 0
-    """Rows of honest validators that the chain accepted but did not put in force."""
-    unpaid: int = 0
-    """Honest validators that had set no weights for too long at the end of a calm."""
-    oldest_needed_checkpoint_rounds: int = 0
-    honest_contributed: float = 0.0
-    """Mean share of the honest miners that contribute in a round; a void round counts as 0."""
-    withholders_pay: float = 0.0
-    """Mean share that withholding miners have of the weights that honest validators set .."""
-    withholders_work: float = 0.0
-    """.. and their share of all rounds that miners trained in."""
-    loss_fall: float = 0.0
-    """Fall of the held-out loss since theta_0: the model's progress, for comparison with a run of the same seed without
-    faults."""
-    history: str = ""
-    """sha256 of all events: the same for the same seed and code."""
-    explained: dict[str, int] = field(default_factory=dict)
-    """Reasons of void rounds, and their counts."""
-    broken: list[str] = field(default_factory=list)
-    """Every broken invariant, in words, in order of time."""
 
 
 @dataclass
@@ -116,12 +79,7 @@ class Witness:
         """Contributors by round, as honest nodes have applied them (empty: void), until they are compared with the
         oracle."""
         self._recoveries: list[float] = []
-        self._shares: list[float] = []
-        """Shares of the honest miners that contributed, by round."""
-        self._paid: list[float] = []
-        """Shares of the withholding miners in rows of weights."""
-        self._worked: set[tuple[str, int]] = set()
-        """(miner, round) of all inner rounds that were trained, whether the work was in time or not."""
+        self._tally = Tally()
         self._committed: dict[int, set[str]] = {}
         """Members that have committed in time, by round."""
         self._measured = -1
@@ -176,9 +134,9 @@ class Witness:
             self._measured, self.result.loss_fall = round, START_LOSS - fields["val_loss"]
         elif event == "weights":
             self._weighed(member, round, seen)
-            self._pays(member, fields["weights"])
+            self._tally.pays(self._network, member, fields["weights"])
         elif event in ("committed", "interrupted") and not member.validates:
-            self._worked.add((member.name, round))
+            self._tally.worked.add((member.name, round))
             if event == "committed" and fields["in_time"]:
                 self._committed.setdefault(round, set()).add(member.name)
         elif event == "weights_refused" and not member.hostile:
@@ -196,11 +154,7 @@ class Witness:
             if why is not None:
                 result.explained[why] = result.explained.get(why, 0) + 1
         result.recovery_rounds_p99 = _percentile(self._recoveries, 0.99)
-        result.honest_contributed = _mean(self._shares)
-        result.withholders_pay = _mean(self._paid)
-        members = self._network.members
-        theirs = sum(members[name].hostile == "withholds" for name, _ in self._worked)
-        result.withholders_work = round(theirs / max(1, len(self._worked)), 4)
+        self._tally.close(self._network, result)
         result.history = self._history.hexdigest()
         return result
 
@@ -216,9 +170,7 @@ class Witness:
         self._agree(member, round + 1, fields["theta"])
         if round not in self._applied:
             self._applied.add(round)
-            miners = [m for m in self._network.members.values() if not (m.validates or m.hostile or m.gone)]
-            contributed = sum(hotkey(m.peer) in fields["contributing"] for m in miners)
-            self._shares.append(contributed / max(1, len(miners)))
+            self._tally.contributed(self._network, fields["contributing"])
             if fields["void"]:
                 self._void[round] = self._why_void(round)
                 if self._void[round] is None:
@@ -322,15 +274,6 @@ class Witness:
             self.result.unobserved_weights += 1
             told = f"{len(read)} of {len(honest)} honest miners' keys"
             self._broke(f"{member.name} has set weights in round {number} from {told}")
-
-    def _pays(self, member: SimulatedNode, weights: Mapping[str, float]) -> None:
-        """Record the share of a row of weights that withholding miners get."""
-        if member.hostile:
-            return
-        network = self._network
-        withholding = {hotkey(m.peer) for m in network.members.values() if m.hostile == "withholds"}
-        uids = {str(peer.uid) for peer in network.world.pending_peers if hotkey(peer.id) in withholding}
-        self._paid.append(sum(w for uid, w in weights.items() if uid in uids) / sum(weights.values()))
 
     def _recover(self, member: SimulatedNode, seen: _Seen) -> None:
         """Check that a restarted node is soon at the current round again."""
@@ -492,10 +435,6 @@ def _is_read(row: dict[str, Any]) -> bool:
     """Whether a validator has read what this peer left, by its report."""
     judged = "contributing" in row or "standing" in row or "rejected" in row
     return judged and row.get("rejected") not in ("UNREVEALED", "MISSING")
-
-
-def _mean(values: list[float]) -> float:
-    return round(sum(values) / max(1, len(values)), 4)
 
 
 def _percentile(values: list[float], share: float) -> float:

@@ -40,6 +40,17 @@ Told = Callable[["SimulatedNode", str, int, dict[str, Any]], None]
 Program = Miner | Validator
 
 
+@dataclass(frozen=True)
+class Programs:
+    """What honest members run."""
+
+    miner: type[Miner] = Miner
+    validator: type[Validator] = Validator
+
+
+HONEST = Programs()
+
+
 @dataclass
 class SimulatedNode(Machine[Program]):
     """One node."""
@@ -94,12 +105,13 @@ class Network(Machines[SimulatedNode]):
         two_faced: int = 0,
         withholding: int = 0,
         conditions: Conditions = WIDE,
+        programs: Programs = HONEST,
     ) -> None:
         """`hostile_stake`: share of all stake that hostile validators hold, the last ones of all; at least one.
         `two_faced`: of the miners, the last ones. There are then as many places as a validator finds workers, or none
         of them would be missed. `withholding`: miners, the last ones before these."""
         super().__init__("network", folder, seed, tell)
-        self.conditions = conditions
+        self.conditions, self.programs = conditions, programs
         clock = conditions.clock
         self.world = World(
             f"simulation {seed}".encode(),
@@ -200,12 +212,12 @@ class Network(Machines[SimulatedNode]):
         events = Recorder(partial(self.told, member))
         node = Node(run, ports, NodeState(self.spec, self.run.id, modelled, disk, events, life))
         if member.validates:
-            return (HostileValidator if member.hostile else Validator)(node, NoText())
+            return (HostileValidator if member.hostile else self.programs.validator)(node, NoText())
         if member.hostile == "faces":
             return TwoFacedMiner(node, NoText(), self.faces, member.name)
         if member.hostile == "withholds":
             return WithholdingMiner(node, NoText(), self.withheld, member.name)
-        return Miner(node, NoText())
+        return self.programs.miner(node, NoText())
 
     def _ports(self, member: SimulatedNode, life: Life, draw: random.Random) -> Ports:
         def link(key: str, num_bytes: int, *, up: bool) -> float:

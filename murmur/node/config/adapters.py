@@ -10,7 +10,7 @@ from murmur.chain.keys import HotkeySigner, open_wallet, verify
 from murmur.node.config.ports import Opener, Ports, is_local
 from murmur.node.config.settings import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.messages import encode_pointer
+from murmur.protocol.pointers import encode_pointer
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.types import Pointer, PublicPointer
 from storage.s3 import open_bucket, open_pointer

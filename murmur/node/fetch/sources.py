@@ -9,7 +9,7 @@ from murmur.node.config.ports import Opener
 from murmur.node.fetch.credentials import Address, Credentials, address_of
 from murmur.protocol import keys
 from murmur.protocol.errors import StorageError
-from murmur.protocol.messages import encode_pointer
+from murmur.protocol.pointers import encode_pointer
 from murmur.protocol.run import Run
 from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Pointer, PublicPointer
 from storage.exchange import Source

@@ -15,7 +15,8 @@ from loguru import logger
 
 from gauntlet.agreement import Tip
 from murmur.node.chain.follower import Follower
-from murmur.node.fetch.payloads import Lacking, gather_pinned
+from murmur.node.fetch.payloads import Lacking
+from murmur.node.fetch.selected import gather_pinned
 from murmur.node.fetch.sources import Sources
 from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.state.node_state import NodeState

@@ -9,6 +9,7 @@ import torch
 
 from murmur.lab.simulation.chain import BLOCK_SECONDS
 from murmur.lab.simulation.clock import Clock
+from murmur.lab.simulation.conditions import WIDE
 from murmur.lab.simulation.modelled_replica import (
     MODEL,
     NUM_PAGES,
@@ -19,7 +20,7 @@ from murmur.lab.simulation.modelled_replica import (
     NoText,
     Problem,
 )
-from murmur.lab.simulation.network import CONTRIBUTORS, draft_spec
+from murmur.lab.simulation.network import draft_spec
 from murmur.lab.simulation.world import World
 from murmur.protocol.types import Digest, Page, PeerId
 from murmur.training import checkpoint
@@ -40,7 +41,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock(1)
         self.life = self.clock.life("one")
-        self.spec = draft_spec(World(), Digest(bytes(32)), CONTRIBUTORS)
+        self.spec = draft_spec(World(), Digest(bytes(32)), WIDE, WIDE.gauntlet.contributors)
         self.problem = Problem(1, sum(shape.numel() for shape in map(torch.Size, MODEL.shapes().values())))
         self.text = NoText()
 
