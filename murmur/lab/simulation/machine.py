@@ -28,7 +28,7 @@ from murmur.node.state.saved import Saved
 from murmur.node.state.store import StateStore
 from murmur.node.telemetry.events import Events
 from murmur.protocol import keys
-from murmur.protocol.errors import ConfigError, MurmurError
+from murmur.protocol.errors import DiskFull, MurmurError
 from murmur.protocol.ports import Bucket
 from murmur.protocol.spec import CompressionSpec, DataSpec, InnerSpec, ModelSpec, TrainingSpec
 from murmur.protocol.types import Digest
@@ -110,7 +110,7 @@ class Disk(StateStore):
 
     def _require_room(self) -> None:
         if self._machine.disk_full:
-            raise ConfigError("the state cannot be written (database or disk is full): make room and start again")
+            raise DiskFull("the state cannot be written (database or disk is full): make room and start again")
 
 
 class Machines(ABC, Generic[M]):
