@@ -8,7 +8,6 @@ run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py)
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from loguru import logger
@@ -30,7 +29,7 @@ from murmur.node.sync.prefetch import Prefetch
 from murmur.node.sync.repair_requests import say_wanted, take_back_wanted
 from murmur.node.sync.selection_chain import SelectionChain
 from murmur.node.telemetry.events import round_seconds
-from murmur.protocol.errors import STATE_PRUNED, ChainError, MurmurError, OutOfSync, StorageError
+from murmur.protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
 from murmur.protocol.messages import first_link
 from murmur.protocol.ports import Time
 from murmur.protocol.run import Run
@@ -52,17 +51,18 @@ class Applied:
 
 
 class _Decision:
-    """A round's decision, awaited in a task of its own. `wait` blocks until the round is decided and returns the
+    """The decision of `round`, awaited in a task of its own. `wait` blocks until the round is decided and returns the
     result."""
 
-    def __init__(self, wait: Callable[[], Agreed], time: Time) -> None:
+    def __init__(self, round: int, wait: Callable[[int], Agreed], time: Time) -> None:
+        self.round = round
         self._found: Agreed | None = None
         self._fault: BaseException | None = None
 
         def look() -> None:
             try:
-                self._found = wait()
-            except MurmurError as fault:
+                self._found = wait(round)
+            except Exception as fault:  # noqa: BLE001 - raised where the decision is taken
                 self._fault = fault
 
         self._task = time.start(look, "decision")
@@ -196,7 +196,7 @@ class Node(Follower):
             state.expect(round, self.run.spec_at(round).outer, contributing, opened)
         self._guess_seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
         self.prefetch(round)
-        self._decision = _Decision(partial(self._decide_in_background, round), self.time)
+        self._decision = _Decision(round, self._decide_in_background, self.time)
         return True
 
     @property
@@ -240,7 +240,8 @@ class Node(Follower):
         another state and that does not move the run, the round is void."""
         beside, self._decision = self._decision, None
         with self.timeline.begin("wait"):
-            decision = beside.take() if beside is not None else self._decided(round)
+            awaited = beside is not None and beside.round == round  # a catch-up may have passed it
+            decision = beside.take() if beside is not None and awaited else self._decided(round)
         (theta, link), tip = self.state.ref, self.state.saved.tip
         assert tip is not None
         if decision.state_ref in (None, (theta, link)):

@@ -13,7 +13,7 @@ from murmur.data.shards import Shards
 from murmur.lab.simulation.clock import Killed
 from murmur.lab.simulation.store import Call
 from murmur.node.fetch.selected import Brought
-from murmur.node.node import Node
+from murmur.node.node import Node, _Decision
 from murmur.node.state.node_state import NodeState
 from murmur.protocol import keys
 from murmur.protocol.errors import ObjectMissing
@@ -121,6 +121,23 @@ def test_what_a_wrong_guess_lacks_comes_beside_the_inner_steps(
         assert network[name].events("interrupted") == []
         first, *_ = [frames for bucket, round, frames in brought if (bucket, round) == (name, 2)]
         assert "_decide_in_background" in first, "fetched by the thread that trains"
+
+
+def test_a_decision_of_a_round_that_a_catch_up_has_passed_is_not_taken_for_another(networks: Networks) -> None:
+    def refuse(round: int) -> Any:
+        raise AssertionError("another round's decision was taken")
+
+    class Passed(Miner):
+        def follow(self, round: int) -> None:
+            self.node._decision = _Decision(-1, refuse, self.node.time)
+            super().follow(round)
+
+    network = networks(miners=2)
+    network.start("validator", "miner-2")
+    network.start("miner-1", role=lambda node, shards: Passed(node, shards, speculates=False))
+    network.run_until(4)
+    network.assert_agreement()
+    assert network["miner-1"].events("interrupted") == []
 
 
 def test_where_nobody_committed_the_round_will_be_void_and_the_next_begins_at_once(networks: Networks) -> None:
