@@ -48,6 +48,8 @@ class _Seen:
     apart: bool = False
     """It skipped a round that it could not follow, and has not caught up yet: it knows that its theta may differ from
     the others'."""
+    caught_up: float = 0.0
+    """When it last caught up with the others: it began its round later than they."""
     gathered: int = -1
     """The newest gathered round."""
     weighed: int = -1
@@ -124,7 +126,7 @@ class Witness:
         elif event == "not_followed":
             seen.apart = True
         elif event == "caught_up":
-            seen.apart = False
+            seen.apart, seen.caught_up = False, self._now
             self._agree(member, round, fields["theta"])
         elif event == "gathered":
             seen.gathered = round
@@ -323,13 +325,16 @@ class Witness:
         others is no excuse."""
         network, committed = self._network, self._committed.pop(number, set())
         clock = network.run.clock
+        if number == 0:
+            return
         begin, end = self._time(clock.commit_deadline(number - 1)), self._time(clock.commit_deadline(number))
+        there = {hotkey(peer.id) for peer in network.world.state(clock.commit_deadline(number - 1)).peers}
         for name, member in network.members.items():
-            if member.validates or member.hostile or member.gone or name in committed or number == 0:
+            if member.validates or member.hostile or member.gone or name in committed:
                 continue
-            if not (
-                self._of(member).apart or self._hit(self._world, begin, end) or self._hit_or_down(member, begin, end)
-            ):
+            seen, began = self._of(member), hotkey(member.peer) in there
+            behind = not began or seen.apart or seen.caught_up > begin
+            if not (behind or self._hit(self._world, begin, end) or self._hit_or_down(member, begin, end)):
                 self.result.honest_late += 1
                 self._broke(f"{name} did not commit in round {number}, and nothing had hit it")
 
