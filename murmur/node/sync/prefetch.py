@@ -9,6 +9,7 @@ from loguru import logger
 from gauntlet.commitment import commitment
 from murmur.node.chain.follower import Follower
 from murmur.node.fetch.payloads import prefetch, prefetch_keys
+from murmur.node.fetch.selected import is_whole
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync.expected_selection import guess_seconds
 from murmur.protocol.errors import ChainError
@@ -23,14 +24,18 @@ class Prefetch:
         self._follower, self._state = follower, state
         self._fetching: list[Collection] = []
         self._keys_of: int | None = None
-        """The round whose keys are fetched."""
+        """The round whose keys are fetched, .."""
+        self._expected: Names[PeerId] = ()
+        """.. the miners that will probably be selected in it, and when it is guessed."""
         self._until = 0.0
 
     def wait(self, round: int) -> None:
-        """Wait until all that is fetched ahead for `round` is here, with its keys; no longer than until the moment of
-        the guess."""
+        """Wait until all that we expect of `round` is here, keys and bytes; no longer than until the moment of the
+        guess."""
+        run, cache = self._follower.run.id, self._state.cache
         for collection in self._fetching if self._keys_of == round else ():
-            collection.wait(self._until - self._follower.time.now())
+            if not all(is_whole(run, round, peer, cache) for peer in self._expected):
+                collection.wait(self._until - self._follower.time.now())
 
     def has_asked_for_keys(self, round: int) -> bool:
         return self._keys_of == round
@@ -38,7 +43,7 @@ class Prefetch:
     def start(self, round: int, again: Names[PeerId], here: Names[PeerId]) -> None:
         """Before the commit deadline: fetch the payloads of the miners selected last (`again`), if they are uploaded
         already. After it: those that committed, the last selected first, then the lowest uids, up to the number of
-        places; and once their keys, until the moment of the guess. Not those that are `here`."""
+        places. Also once the keys of those that we expect, until the moment of the guess. Not those that are `here`."""
         self.stop()
         follower = self._follower
         clock, cache, verify = follower.clock, self._state.cache, follower.ports.verify
@@ -69,7 +74,9 @@ class Prefetch:
             left = follower.seconds_until(clock.reveal_deadline(round))
             seconds = min(guess_seconds(follower.run.first.clock), left)
             self._keys_of, self._until = round, follower.time.now() + seconds
-            self._fetching.append(prefetch_keys(run, round, wanted, sources, verify, seconds, cache, follower.time))
+            # Strangers who commit are no reason to ask a bucket for a key, again and again, that we would not use.
+            self._expected = expected = [peer for peer in wanted if peer in again] or wanted
+            self._fetching.append(prefetch_keys(run, round, expected, sources, verify, seconds, cache, follower.time))
         self._fetching.append(
             prefetch(spec, run, round, envelopes, sources, verify, timeout, cache, watch.end, follower.time)
         )
