@@ -54,6 +54,8 @@ class _Turn:
     """Requests that were answered, though not with the object."""
     turns: int = 0
     """Turns that used up their share and ended unfinished."""
+    garbage: int = 0
+    """Whole objects that it gave, and that were not the right ones. A large one is asked for twice."""
     pace: int = 0
     """Bytes a second that the last of these brought to the disk."""
 
@@ -274,7 +276,7 @@ class Collection:
             share = left
             if self._crowded:
                 share = left * self._num_threads / self._num_open
-                if self._shelf is not None and self._shelf.only and self._shelf.resumes(turn.item):
+                if self._shelf is not None and self._shelf.only and self._resumes(turn.item):
                     share *= _SAMPLE_SHARE * 2**turn.turns
                 elif self._lasting:
                     share *= _FIRST_SHARE * 2**turn.turns
@@ -289,18 +291,27 @@ class Collection:
         self._busy.remove(turn)
         if not isinstance(found, FetchFault):
             self._found[turn.item.peer] = found
-        elif found.kind == "left_out" or not (cut_short or self._lasting) or _leads_nowhere(turn.item, found):
+        elif (
+            found.kind == "left_out"
+            or not (cut_short or self._lasting)
+            or _leads_nowhere(turn.item, found)
+            or (found.kind == "mismatch" and turn.garbage and self._resumes(turn.item))
+        ):
             self._faults[turn.item.peer] = found
         else:
             if cut_short:
                 turn.turns, turn.pace = turn.turns + 1, pace
             else:
                 turn.asked += 1
+                turn.garbage += found.kind == "mismatch"
             turn.fault = found
             turn.due = self._time.now() if cut_short else self._time.now() + self._pause(turn)
             self._waiting.append(turn)
         if self._over:
             self._changed.notify_all()
+
+    def _resumes(self, item: Wanted) -> bool:
+        return self._shelf is not None and self._shelf.resumes(item)
 
     def _brought(self, item: Wanted) -> int:
         return 0 if self._shelf is None else self._shelf.brought(item)

@@ -150,9 +150,8 @@ def cached(folder: Path, peer: PeerId, key: str) -> Path:
 def fetch(
     item: Wanted, *, timeout_seconds: float, shelf: Shelf | None, stopped: Callable[[], bool], time: Time
 ) -> tuple[Data | FetchFault, bool]:
-    """Try the sources in order. Each may use a third of the time left, the last but one half, the last all. One that
-    would bring the whole object in time at the pace seen so far keeps its turn: on a slow link a payload takes most of
-    the time, and another source would begin anew.
+    """Try the sources in order. Each may use a third of the time left, the last but one half, the last all. What each
+    has brought stays on the shelf for the next try.
 
     Equal parts would leave the owner's bucket a sixtieth of the time when sixty mirrors follow, too little for a large
     object. Also returns whether a source used up its part, so that more time might still bring the object. `stopped` is
@@ -181,15 +180,16 @@ def _turn(
     stopped: Callable[[], bool],
     time: Time,
 ) -> tuple[Data | FetchFault, bool]:
-    """Ask one source for `share` seconds, and longer while it would bring the rest by `until`. Also returns whether its
-    time was used up."""
+    """Ask one source for `share` seconds; the last one longer, while it would bring the rest by `until`. Also returns
+    whether its time was used up. A source that others follow gets no more than its share, whatever its pace promises:
+    who serves it may never give the last byte."""
     while True:
         began, before = time.now(), _brought(item, source, shelf)
         found = _Visit(item, source, began + share, shelf, stopped, time).fetch()
         spent, left, have = time.now() - began, seconds_until(until, time), _brought(item, source, shelf)
         used_up = isinstance(found, FetchFault) and found.kind == "unavailable" and spent >= share
         needed = (item.size - have) * spent / max(have - before, 1e-9)
-        if not used_up or needed >= left:
+        if not used_up or needed >= left or source is not item.sources[-1]:
             return found, used_up
         share = min(left, max(share, 2 * needed))
 
@@ -275,9 +275,9 @@ class _Visit:
                 )
             except Unwanted as fault:
                 return fault.head if self.item.accept(fault.head) else _MISMATCH
-            except Busy:
-                # An earlier collection's abandoned thread still has the file: its server stalls.
-                return self._to_memory(bucket)
+            except Busy as error:
+                # An earlier collection's abandoned thread still has the file: its server stalls, and not by accident.
+                return FetchFault("unavailable", str(error))
             except ConfigError:
                 return self._refused_by_disk() or self._to_memory(bucket)
             if (found := mapped(path)) is None:

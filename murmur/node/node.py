@@ -92,6 +92,8 @@ class Node(Follower):
         """The contributors of the last selection."""
         self._decision: _Decision | None = None
         """The awaited decision of the round whose selection we expect."""
+        self._brought: Brought | None = None
+        """What the decision's thread has brought."""
         self._guess_seconds: dict[str, float] = {}
         self._ahead = Prefetch(self, state)
         self._followed = Followed.LOST
@@ -217,7 +219,7 @@ class Node(Follower):
         if decision.selection is not None and decision.state_ref in (None, state.ref):
             self.stop_prefetch()
             if state.expected_by(round, self.run.spec_at(round), decision) is None:
-                self._bring(decision.selection)
+                self._brought = self._bring(decision.selection)
         return decision
 
     def _open_likely(self, round: int) -> list[Opened] | None:
@@ -351,8 +353,12 @@ class Node(Follower):
     def gather(self, decision: Agreed) -> list[Opened]:
         """Open every selected submission of an agreed selection. Waits, and asks all sources until it has them. Raises
         OutOfSync after a whole round: then only a checkpoint helps."""
-        assert decision.selection is not None
-        return self._bring(decision.selection).open(self.run.spec_at(decision.selection.round), self.time)
+        selection, brought = decision.selection, self._brought
+        assert selection is not None
+        if brought is None or (brought.round, brought.pairs) != (selection.round, selection.contributing):
+            brought = self._bring(selection)
+        self._brought = None
+        return brought.open(self.run.spec_at(selection.round), self.time)
 
     def _bring(self, selection: Selection) -> Brought:
         """Bring every selected submission to our disk, as `gather` says."""

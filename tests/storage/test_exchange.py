@@ -64,13 +64,12 @@ def fetched(life: Life, cache: Path, monkeypatch: pytest.MonkeyPatch, seconds_a_
     return store
 
 
-def test_a_source_that_brings_the_object_in_time_keeps_its_turn(
+def test_a_source_that_others_follow_gets_its_share_whatever_its_pace_promises(
     life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one would begin anew, over the same link."""
-    store = fetched(life, tmp_path, monkeypatch, {"owner": 1.0, "mirror": 1.0, "other": 1.0})
-    assert {bucket for bucket, verb, _ in store.log if verb == "get"} == {"owner"}
-    assert life.now() < 11.5
+    """It may never give the last byte."""
+    store = fetched(life, tmp_path, monkeypatch, {"owner": 1.0, "mirror": 0.3, "other": 1.0})
+    assert {bucket for bucket, verb, _ in store.log if verb == "get"} == {"owner", "mirror"}
 
 
 def test_a_source_that_is_too_slow_for_the_object_loses_its_turn(

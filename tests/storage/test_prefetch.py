@@ -149,8 +149,9 @@ def test_a_prefetch_that_is_stopped_starts_nothing_more_and_is_resumed(tmp_path:
 
 
 def test_a_download_that_a_server_holds_on_to_does_not_hold_up_the_next_gather(tmp_path: Path) -> None:
+    """Another source is asked. Through memory, such servers would fill it."""
     store = FakeStore()
-    item = large(store, "m1")
+    item = large(store, "m1", "mirror")
     arrived, released = threading.Event(), threading.Event()
 
     def first_is_held(call: Call) -> None:
@@ -162,7 +163,9 @@ def test_a_download_that_a_server_holds_on_to_does_not_hold_up_the_next_gather(t
     prefetch = ahead([item], max_threads=1, cache=tmp_path).start()
     assert arrived.wait(CAP)
     prefetch.stop()
-    assert gather([item], timeout_seconds=CAP, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    found = gather([item], timeout_seconds=8.0, max_threads=1, cache=tmp_path)
+    assert found == {peer(1): LARGE}
+    assert isinstance(found[peer(1)], memoryview)
     released.set()
 
 
@@ -300,3 +303,36 @@ def test_what_needs_more_than_one_sources_share_of_the_time_is_gone_on_with(
     assert found == {peer(1): LARGE}
     assert set(turns) == {"stream"}
     assert len(turns) > 1, "one turn was enough: this shows nothing"
+
+
+def test_an_owner_that_promises_to_end_in_time_and_gives_a_wrong_last_byte_leaves_the_mirrors_their_time(
+    tmp_path: Path, life: Life
+) -> None:
+    """At its pace it would bring the whole object in nine tenths of the time, and nobody else be asked."""
+    store, seconds = FakeStore(), 8.0
+    wanted = large(store, "m1", time=life)
+    mirror = large(store, "mirror", time=life).sources[0]
+    store.bucket("m1").put("k-m1", LARGE[:-1] + bytes([LARGE[-1] ^ 1]), timeout_seconds=1)
+    num_parts = -(-len(LARGE) // PART_BYTES)
+
+    def before(call: Call) -> None:
+        if call.bucket == "m1" and call.verb == "get":
+            life.sleep(0.9 * seconds / num_parts)
+
+    store.before = before
+    item = replace(wanted, sources=(*wanted.sources, mirror))
+    found = gather([item], timeout_seconds=seconds, max_threads=1, cache=tmp_path, time=life)
+    assert found == {peer(1): LARGE}
+
+
+def test_whole_garbage_of_a_large_object_is_brought_twice_at_most(tmp_path: Path, life: Life) -> None:
+    store = FakeStore()
+    wanted = large(store, "m1", time=life)
+    store.bucket("m1").put("k-m1", bytes(len(LARGE)), timeout_seconds=1)
+    found = Collection(
+        [wanted], seconds_left=window(life, 60), max_threads=1, lasting=True, cache=tmp_path, room=1 << 30, time=life
+    ).run()
+    fault = found[peer(1)]
+    assert isinstance(fault, FetchFault)
+    assert fault.kind == "mismatch"
+    assert store.log.count(("m1", "head", "k-m1")) == 2

@@ -12,11 +12,15 @@ from murmur.lab.simulation.modelled_replica import MODEL, Costs
 from murmur.plan import presets
 from murmur.plan.clock_fit import fit
 from murmur.plan.requirements import Plan
+from murmur.protocol.layout import Layout
+from murmur.protocol.messages import ENVELOPE_BYTES
 from murmur.protocol.spec import ClockSpec, GauntletSpec
 from murmur.training.sizes import Sizes
+from sparseloco.wire import plaintext_bytes
 
 FINALITY_LAG = 3
-START_BLOCK = 12
+START_BLOCK, FITTED_START_BLOCK = 12, 36
+"""On a fitted clock everybody needs minutes for theta_0 before the first round."""
 GPUS, GPU_BYTES = 8, 180 * 10**9
 """The machine that `murmur plan` assumes."""
 
@@ -75,9 +79,10 @@ def fitted(source: str) -> Conditions:
     plan = fit(Plan(presets.read(source).first, GPUS, GPU_BYTES))
     miner, validator = ({t.phase.name: t.seconds for t in plan.timeline(role)} for role in ("miner", "validator"))
     gauntlet = rules(plan.spec.gauntlet.contributors, plan.spec.gauntlet.weight_rounds)
-    ours = plan.spec.model_copy(update={"model": MODEL, "compression": COMPRESSION, "gauntlet": gauntlet})
-    asked, rates = Sizes(ours), plan.rates
+    asked, rates = Sizes(plan.spec.model_copy(update={"gauntlet": gauntlet})), plan.rates
     calls = asked.losses / gauntlet.sample_sequences
+    object_bytes = ENVELOPE_BYTES + plaintext_bytes(Layout.of(MODEL.shapes(), COMPRESSION.k))
+    large = plan.payload_bytes / object_bytes
     costs = Costs(
         inner=plan.compute_seconds,
         compress=miner["compress"] + miner["seal"] + miner["save sealed"],
@@ -87,10 +92,17 @@ def fitted(source: str) -> Conditions:
         spread=plan.margin / 4,
     )
     return Conditions(
-        plan.spec.clock.model_copy(update={"start_block": START_BLOCK}),
+        _scaled(plan.spec.clock, large),
         costs,
-        Line(rates.up.one, rates.down.one, plan.payload_bytes / ours.object_bytes),
+        Line(rates.up.one, rates.down.one, large),
         plan.margin / 4,
         plan.spec.inner.steps,
         gauntlet,
     )
+
+
+def _scaled(clock: ClockSpec, large: float) -> ClockSpec:
+    """Return the clock with links on which a simulated payload takes as long as one of the spec's on its own: nodes
+    derive time-outs from them."""
+    links = {"upload_mbps": clock.upload_mbps / large, "download_mbps": clock.download_mbps / large}
+    return clock.model_copy(update={"start_block": FITTED_START_BLOCK} | links)

@@ -37,6 +37,8 @@ ASK_THREADS = 32
 """".. so many in parallel, .."""
 ASKED_FOR = 4
 """.. for so many payloads at once."""
+KEY_SECONDS = 15.0
+"""For all keys of a selection: they are small, and who stalls must not hold up the mirrors behind it for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ def bring_pinned(
     envelopes = {
         peer: envelope for peer, data in sealed.items() if (envelope := _own_envelope(run, round, peer, data, verify))
     }
-    revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, seconds(1), cache, time))
+    timeout = min(KEY_SECONDS, seconds(1))
+    revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time))
     locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], FetchFault)]
     shown = _require(round, "keys", {**revealed, **_keys_of_others(run, round, locked, sources, time)})
     return Brought(round, tuple(pairs), sealed, {peer: parse_reveal(data).key for peer, data in shown.items()})

@@ -51,6 +51,7 @@ class Prefetch:
             last, head = clock.commit_deadline(round), follower.head()
             peers = follower.ports.chain.peers(min(last, head))
             timeout = follower.seconds_until(clock.vote_deadline(round))
+            left, sources = follower.seconds_until(clock.reveal_deadline(round)), follower.sources(min(last, head))
         except ChainError as fault:
             logger.debug("round {round}: cannot fetch payloads early: {fault}", round=round, fault=str(fault))
             return
@@ -68,10 +69,9 @@ class Prefetch:
         wanted = [peer for peer in islice(promised, places) if peer != follower.me and peer not in here]
         if not wanted or timeout <= 0:
             return
-        sources, watch = follower.sources(min(last, head)), follower.timeline.begin("prefetch")
+        watch = follower.timeline.begin("prefetch")
         envelopes = {peer: promised[peer] for peer in wanted}
         if head >= last and self._keys_of != round:
-            left = follower.seconds_until(clock.reveal_deadline(round))
             seconds = min(guess_seconds(follower.run.first.clock), left)
             self._keys_of, self._until = round, follower.time.now() + seconds
             # Strangers who commit are no reason to ask a bucket for a key, again and again, that we would not use.

@@ -1,6 +1,7 @@
 """Miners that show their work as late as it counts take nobody's round on a clock without idle time."""
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -8,10 +9,15 @@ import pytest
 from murmur.cli.main import main
 from murmur.lab.simulation.conditions import WIDE, fitted
 from murmur.lab.simulation.hostile import STALL_BLOCKS, WITHHOLDS, Withheld
+from murmur.lab.simulation.machine import COMPRESSION
+from murmur.lab.simulation.modelled_replica import MODEL
 from murmur.lab.simulation.store import Call
 from murmur.plan import presets
 from murmur.protocol.errors import ObjectMissing, StorageError
+from murmur.protocol.layout import Layout
+from murmur.protocol.messages import ENVELOPE_BYTES
 from murmur.protocol.run import Run
+from sparseloco.wire import plaintext_bytes
 
 
 def played(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
@@ -34,7 +40,14 @@ def test_who_withholds_and_a_bucket_that_fails_keep_no_honest_miner_waiting(
 def test_a_fitted_clock_is_that_of_the_plan_and_leaves_no_time_to_idle() -> None:
     spec = presets.read("covenant-72b").first
     found = fitted("covenant-72b")
-    assert found.clock == spec.clock.model_copy(update={"start_block": WIDE.clock.start_block})
+    windows = ("round_blocks", "commit", "reveal", "words", "finality_blocks", "block_seconds")
+    assert [getattr(found.clock, name) for name in windows] == [getattr(spec.clock, name) for name in windows]
+    # A payload takes as long as one of the spec's, on the line and by the nodes' time-outs.
+    object_bytes = ENVELOPE_BYTES + plaintext_bytes(Layout.of(MODEL.shapes(), COMPRESSION.k))
+    seconds = spec.object_bytes * 8e-6 / spec.clock.upload_mbps
+    taken = found.line.seconds(random.Random(1), object_bytes, large=True, up=True)
+    assert taken == pytest.approx(seconds, abs=0.3)
+    assert object_bytes * 8e-6 / found.clock.upload_mbps == pytest.approx(seconds, rel=0.01)
     assert found.steps == spec.inner.steps
     assert found.gauntlet.contributors == spec.gauntlet.contributors
     assert found.costs.inner / (found.clock.round_blocks * found.clock.block_seconds) > 0.87
