@@ -25,6 +25,8 @@ _FIRST_SHARE = 0.25
 """Fraction of a peer's fair share of the time that its first turn gets, so that stallers cost the others no more."""
 _SAMPLE_SHARE = 1 / 16
 """The same for a download that goes on where it ended: a short first turn loses nothing, and shows its pace."""
+_PROMISED_SHARE = 8
+"""One thread of so many is kept free for all the objects that were missing when last asked for."""
 _LEAST_SHARE_SECONDS = 0.05
 """Shortest share. No server answers sooner, and without a minimum the shares of stallers would shrink for ever."""
 _PAUSES = 40
@@ -81,7 +83,8 @@ class Collection:
 
     At most `max_threads` requests run at once. While the open peers do not outnumber the threads, each gets all the
     time left. Otherwise each gets a share, and with `lasting` or `room` the share doubles with every unfinished turn. A
-    thread is then kept free for each waiting peer that had no unfinished turn, at most half of all.
+    thread is then kept free for each peer that is due and had no unfinished turn, at most half of all, and an eighth
+    for those whose object was missing.
 
     `cache`: a folder where accepted objects are stored and found again (storage/exchange.py, Shelf). An unfinished
     large object stays there and is gone on with; its peer's place is behind all that had no unfinished turn. `room`:
@@ -233,7 +236,11 @@ class Collection:
 
     def _ready(self, now: float) -> list[_Turn]:
         held = sum(turn.turns > 0 for turn in self._busy)
-        kept_free = min(self._num_threads // 2, sum(not turn.turns for turn in self._waiting))
+        first = [turn for turn in self._waiting if not turn.turns]
+        num_due = sum(turn.due <= now for turn in first)
+        # Who has shown nothing yet may still do so, or never: a promise costs nothing, so all of them hold little.
+        promised = min(len(first) - num_due, max(1, self._num_threads // _PROMISED_SHARE))
+        kept_free = min(self._num_threads // 2, num_due + promised)
         may_hold = not self._crowded or held < self._num_threads - kept_free
         return [turn for turn in self._waiting if turn.due <= now and (may_hold or not turn.turns)]
 

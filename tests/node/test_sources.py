@@ -98,13 +98,35 @@ def test_who_replaces_its_credential_does_not_wait_for_those_who_publish_the_old
     assert world.read(world.sources(*crowd, pointing(0, credential(1)))) == (2, {named(0)})
 
 
+def test_a_new_token_is_read_at_once_while_the_old_one_still_works(life: Life) -> None:
+    """Strangers publish the old one again, and inventions of theirs."""
+    world = World(life, credential(0))
+    world.read(world.sources(pointing(0, credential(0))))
+    world.valid.add(credential(1))
+    crowd = [pointing(CROWD, credential(0)), *(pointing(number, credential(number)) for number in range(2, CROWD))]
+    assert world.read(world.sources(*crowd, pointing(0, credential(1)))) == (2, {named(0), named(CROWD)})
+    world.valid.remove(credential(0))
+    world.read(sources := world.sources(*crowd, pointing(0, credential(1))))
+    assert named(0) in world.read(sources)[1]
+
+
+def test_who_was_there_first_and_invents_credentials_now_stands_in_nobodys_way(life: Life) -> None:
+    world = World(life, credential(0), credential(1))
+    world.read(world.sources(pointing(0, credential(0)), pointing(1, credential(1))))
+    peers = [pointing(0, credential(3)), pointing(1, credential(1)), pointing(2, credential(2))]
+    world.valid.add(credential(2))
+    assert any(named(2) in world.read(world.sources(*peers))[1] for _ in range(5))
+
+
 def test_memory_of_credentials_is_bounded(life: Life) -> None:
     credentials = Credentials()
     for number in range(3000):
-        credentials.note(credential(number), True)
+        credentials.note(credential(number), True, [named(number)])
         credentials.note(Pointer("https://store.example", f"bucket-{number}", "k", "s"), True)
     held = credentials._accepted
     assert max(map(len, held.values()), default=0) <= 1024
     assert len(held) <= 1024
+    assert max(len(credentials.order(address)) for address in credentials._peers) <= 1024
+    assert len(credentials._peers) <= 1024
     credentials.note(Pointer("https://store.example", "bucket-2999", "k", "s"), False)
     assert not credentials.accepted(("https://store.example", "bucket-2999"))

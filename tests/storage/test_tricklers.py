@@ -200,3 +200,12 @@ def test_a_share_of_nothing_never_holds_up_the_end(tmp_path: Path, life: Life) -
     assert {fault.kind for fault in found.values() if isinstance(fault, FetchFault)} == {"unavailable"}
     assert life.now() <= WINDOW + 0.5
     assert max(len(server.heads) for server in servers) < 20, "the share grows with every turn"
+
+
+def test_promises_that_are_never_kept_cost_others_few_threads(tmp_path: Path, life: Life) -> None:
+    """A hundred commit and show nothing. The link is slow, so that each honest payload takes several turns."""
+    threads, honest = 10, 20
+    servers = [Server(life, 0.6 * WINDOW * threads / honest) for _ in range(honest)]
+    servers += [Server(life, HONEST, since=2 * WINDOW) for _ in range(100)]
+    whole_at = Watch(life, servers).collect(tmp_path, threads=threads)
+    assert sorted(whole_at) == list(range(honest))

@@ -19,7 +19,7 @@ from storage.s3 import RangedBucket
 class Sources:
     """The buckets that may hold a round's objects: each peer's own, then the `mirrors` (gauntlet.agreement.mirrors), in
     order. Of the other credentials that are published for a bucket whose server takes one, only one is tried, and
-    once."""
+    once: that of the peer who read there first, which may have made a new token."""
 
     def __init__(
         self,
@@ -34,6 +34,10 @@ class Sources:
         self._mirrors = tuple(mirrors)
         self._open = open_pointer
         self._credentials = Credentials() if credentials is None else credentials
+        self._publishers: dict[Pointer, list[PeerId]] = {}
+        for one in self._peers:
+            if isinstance(pointer := self.pointer_of(one), Pointer):
+                self._publishers.setdefault(pointer, []).append(one)
         self._crowds = self._crowded()
         self._draw = draw
         self._trials: dict[Address, Pointer | None] = {}
@@ -87,9 +91,8 @@ class Sources:
     def _crowded(self) -> dict[Address, set[Pointer]]:
         """Return the buckets for which several credentials are published, with these."""
         found: dict[Address, set[Pointer]] = {}
-        for peer in self._peers:
-            if isinstance(pointer := self.pointer_of(peer), Pointer):
-                found.setdefault(address_of(pointer), set()).add(pointer)
+        for pointer in self._publishers:
+            found.setdefault(address_of(pointer), set()).add(pointer)
         return {address: pointers for address, pointers in found.items() if len(pointers) > 1}
 
     def _follow(self, pointer: Pointer | PublicPointer) -> RangedBucket:
@@ -106,18 +109,26 @@ class Sources:
         if not accepted or pointer in accepted:
             return False
         if address not in self._trials:
-            self._trials[address] = min(crowd - accepted, key=self._drawn)
+            self._trials[address] = self._to_try(address, crowd - accepted)
         if self._trials[address] != pointer:
             return True
         self._trials[address] = None
         return False
+
+    def _to_try(self, address: Address, pointers: set[Pointer]) -> Pointer:
+        """Return the pointer of the peer that was accepted there first, if it is one of these; otherwise draw one."""
+        for peer in self._credentials.order(address):
+            pointer = self.pointer_of(peer)
+            if isinstance(pointer, Pointer) and pointer in pointers:
+                return pointer
+        return min(pointers, key=self._drawn)
 
     def _drawn(self, pointer: Pointer) -> bytes:
         return sha256(self._draw + encode_pointer(pointer)).digest()
 
     def _note(self, pointer: Pointer | PublicPointer, accepted: bool) -> None:
         if isinstance(pointer, Pointer):
-            self._credentials.note(pointer, accepted)
+            self._credentials.note(pointer, accepted, self._publishers.get(pointer, ()))
 
     def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
         return self.of(peer, keys.payload(run, round), keys.mirror(run, round, peer))
