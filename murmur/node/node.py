@@ -366,7 +366,7 @@ class Node(Follower):
         self.state.link_own_payload(self.me, selection.round)
         spec = self.run.spec_at(selection.round)
         give_up = self.time.now() + spec.clock.round_blocks * spec.clock.block_seconds
-        pause, said, owner_last = 0.2, frozenset[PeerId](), False
+        pause, said = 0.2, frozenset[PeerId]()
 
         def seconds(lacked: int) -> float:
             return min(self.transfer_seconds(lacked), max(give_up - self.time.now(), 1.0))
@@ -383,10 +383,8 @@ class Node(Follower):
                     seconds,
                     self.state.cache,
                     self.time,
-                    owner_last=owner_last,
                 )
             except Lacking as fault:
-                owner_last = not owner_last
                 if self.time.now() >= give_up:
                     raise OutOfSync(f"round {selection.round} cannot be fetched from any source: {fault}") from None
                 if said != (lacked := frozenset(fault.peers)) and say_wanted(self, fault.round, lacked):

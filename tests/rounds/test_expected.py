@@ -323,25 +323,3 @@ def test_who_puts_up_one_payload_and_commits_to_another_is_fetched_again(network
     assert len(network["miner-1"].contributing(2)) == 3
     assert guesses(network, "miner-1")[2] == "right"
     assert sum(call == early for call in network.store.log) > 3, "nobody had fetched it before"
-
-
-def test_an_owner_that_did_not_give_its_payload_is_asked_last_in_the_next_try(networks: Networks) -> None:
-    """Miner-3 serves validators only, and their copies are unreadable for a while."""
-    network, asked = networks(miners=3), list[str]()
-    hidden_until = 12
-
-    def before(call: Call) -> None:
-        of_owner = call.bucket == "miner-3" and call.key.endswith(f"payload/{2:08d}")
-        of_mirror = f"mirror/{2:08d}/" in call.key and call.bucket.startswith("validator")
-        if call.reader != "miner-1" or call.verb not in ("get", "head") or not (of_owner or of_mirror):
-            return
-        asked.append(call.bucket)
-        if len(asked) < hidden_until:
-            raise ObjectMissing("get: there is no such object or bucket")
-
-    network.store.before = before
-    network.start()
-    network.run_until(4)
-    network.assert_agreement()
-    first = asked.index("validator") - 1
-    assert asked[first : first + 4] == ["miner-3", "validator", "validator", "miner-3"]

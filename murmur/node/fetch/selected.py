@@ -2,7 +2,7 @@
 guess, those that lie whole on the disk (murmur/node/fetch/payloads.py fetches)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -65,19 +65,14 @@ def bring_pinned(
     seconds: Callable[[int], float],
     cache: Path | None = None,
     time: Time = REAL,
-    *,
-    owner_last: bool = False,
 ) -> Brought:
     """Bring all pinned submissions of a selection: all or nothing. `cache` as in `fetch_pinned`. Everybody is asked for
     what is neither in its owner's bucket nor in a mirror's. seconds: the time for so many payloads.
-    owner_last: mirrors are asked first, because the owner had its share of an earlier time, and may have trickled.
 
     Raises Lacking when one of them (or its key) could not be had from any source in about that time: the caller says
     so, waits and tries again; it never applies a part.
     """
     wanted, names = wanted_objects(spec, run, round, pairs, sources), downloads(run, round)
-    if owner_last:
-        wanted = [replace(item, sources=(*item.sources[1:], *item.sources[:1])) for item in wanted]
     here = complete_in(wanted, names, cache, time, open_threads(spec))
     timeout = seconds(len(wanted) - len(here))
     found: dict[PeerId, Data | FetchFault] = {**here, **fetch_others(wanted, here, timeout, cache, time)}
