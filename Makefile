@@ -28,7 +28,7 @@ native: setup
 demo: setup
 	$(BIN)/murmur localnet --rounds 12 --miners 4 --fault garbage --fault noise
 
-# What needs no server, process, browser or network: before each commit. The same as `pytest -n 4`.
+# What needs no server, browser or network, nor a process but a data set's builder: before each commit. The same as `pytest -n 4`.
 test: setup
 	$(BIN)/python -m pytest -n 4
 

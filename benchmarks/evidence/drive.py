@@ -1,14 +1,16 @@
 """The driver: makes the runs of a plan that the file of rows lacks, several processes at once, one writer."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from benchmarks.evidence import rows
@@ -30,15 +32,26 @@ class Place:
 _texts: Any = None
 
 
+def _end_with_parent() -> None:
+    """A process of a pool whose parent was killed would wait for work for ever."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def _open(place: Place) -> None:
     """A worker process: one thread, and the corpus open."""
     import torch
 
     from benchmarks.evidence.corpus import open_corpus
-    from murmur.data.build import end_with_parent
 
     global _texts
-    end_with_parent()
+    _end_with_parent()
     torch.set_num_threads(1)
     _texts = open_corpus(small=place.small, say=lambda line: None)
 

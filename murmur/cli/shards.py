@@ -1,55 +1,35 @@
-"""`murmur shards`: convert text into the tokenised shards that a run trains on, and join several data sets."""
+"""`murmur shards`: convert text into the tokenised shards that a run trains on, and join or show data sets."""
 
 import argparse
+import json
 import os
 import sys
+import time
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from murmur.data.index import Index
+from murmur.data.recipe import HELD_OUT, HELD_OUT_TOKENS, MAX_BAD, Recipe, Source, made, read
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Digest
 
-PROGRESS_BYTES = 1_000_000
-PROGRESS_SHARDS = 2
-"""A smaller job ends before its progress could be read."""
+QUIET_SECONDS = 2
+"""A shorter job ends before its progress could be read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    build = actions.add_parser("build", help="tokenise text", description="Tokenise text into shards.")
-    build.add_argument(
-        "--from",
-        dest="sources",
-        action="append",
-        required=True,
-        metavar="SOURCE",
-        help="botocore (API documentation that is already installed), a folder, a file, or hf:NAME; repeat it to "
-        "mix sources",
+    _add_build(
+        actions.add_parser(
+            "build",
+            help="tokenise text",
+            description="Tokenise text into shards. Rows that cannot be used are counted and said.",
+        )
     )
-    build.add_argument(
-        "--weight",
-        dest="weights",
-        action="append",
-        type=float,
-        metavar="W",
-        help="share of tokens of the source at the same place among --from, in any unit; default: all the same",
-    )
-    build.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="folder for the shards; it must not hold a data set yet. An interrupted build continues",
-    )
-    build.add_argument("--seed", type=int, default=0, help="seed of the order of documents (default %(default)s)")
-    build.add_argument("--limit-bytes", type=int, help="stop after this much text of each source")
-    build.add_argument("--held-out", type=float, default=0.05, help="share kept from training (default %(default)s)")
-    build.add_argument("--tokenizer", type=Path, help="a tokenizer.json; default: bytes")
-    build.add_argument(
-        "--processes",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="number of processes (default %(default)s); the result is the same",
-    )
-
+    show = actions.add_parser("show", help="say what a data set holds", description="Say what a data set holds.")
+    show.add_argument("folder", type=Path, metavar="DIR")
+    show.add_argument("--json", action="store_true", help="as JSON")
     join = actions.add_parser(
         "join",
         help="join data sets end to end",
@@ -61,9 +41,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_build(build: argparse.ArgumentParser) -> None:
+    build.add_argument("recipe", type=Path, nargs="?", help="a TOML file with [[sources]] (docs/data.md), or --from")
+    build.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for the shards; it must not hold a data set yet. An interrupted build continues",
+    )
+    build.add_argument(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="tasks that run at a time (default %(default)s); the result is the same",
+    )
+    build.add_argument("--tasks", type=int, help="parts of the work, at most one for each file; the result is the same")
+    build.add_argument("--json", action="store_true", help="print documents, tokens, skipped rows and digest as JSON")
+    flags = build.add_argument_group("in place of a recipe")
+    flags.add_argument(
+        "--from",
+        dest="sources",
+        action="append",
+        metavar="SOURCE",
+        help="botocore (API documentation that is already installed), a folder, a file, a pattern, hf:NAME, or an "
+        "address that fsspec knows; repeat it to mix sources",
+    )
+    flags.add_argument(
+        "--weight",
+        dest="weights",
+        action="append",
+        type=float,
+        metavar="W",
+        help="share of tokens of the source at the same place among --from, in any unit; default: all text of each",
+    )
+    flags.add_argument("--text-key", help="column or field of the text; default: text")
+    flags.add_argument("--limit-bytes", type=int, help="stop after this much text of each source")
+    flags.add_argument("--tokenizer", help="a tokenizer.json; default: bytes")
+    flags.add_argument(
+        "--bos",
+        action=argparse.BooleanOptionalAction,
+        help="begin each document with the tokenizer's token for it; default: as the tokenizer does",
+    )
+    flags.add_argument("--end", help="the token that ends each document; default: the tokenizer's eos_token")
+    flags.add_argument("--seed", type=int, help="seed of the order of documents; default: 0")
+    flags.add_argument(
+        "--held-out",
+        type=float,
+        help=f"kept from training: a share below 1, or tokens; default: {HELD_OUT}, at most {HELD_OUT_TOKENS:,} tokens",
+    )
+    flags.add_argument("--max-bad", type=float, help=f"share of rows that may be unusable; default: {MAX_BAD}")
+
+
 def run(options: argparse.Namespace) -> int:
-    """Build or join, and print the index's digest, which the run spec names."""
-    digest = _join(options) if options.action == "join" else _build(options)
+    """Build or join, and print the index's digest, which the run spec names; or show a data set."""
+    if options.action == "show":
+        from murmur.data.shards import Shards
+
+        return _print(Shards.open(options.folder).index, options.json)
+    if options.action == "join":
+        digest = _join(options)
+    else:
+        digest = _build(options)
+        if options.json:
+            from murmur.data.shards import Shards
+
+            return _print(Shards.open(options.out).index, as_json=True)
     sys.stdout.write(f"{digest.hex()}\n")
     return 0
 
@@ -74,46 +116,88 @@ def _join(options: argparse.Namespace) -> Digest:
     return join(options.folders, options.out)
 
 
+def _recipe(options: argparse.Namespace) -> Recipe:
+    fields, of_sources = _given(options, tuple(Recipe.model_fields)), _given(options, tuple(Source.model_fields))
+    paths, weights = fields.pop("sources", []), options.weights
+    if options.recipe is not None:
+        if paths or weights or fields or of_sources:
+            raise ConfigError(f"{options.recipe} says all of that: leave out the flags that are in place of a recipe")
+        return read(options.recipe)
+    if not paths:
+        raise ConfigError("name what to build from: a recipe, or --from SOURCE")
+    if weights is not None and len(weights) != len(paths):
+        raise ConfigError(f"{len(paths)} times --from, but {len(weights)} times --weight: give one for each")
+    mixed = zip(paths, weights or [None] * len(paths), strict=True)
+    return made(sources=tuple({"path": path, "weight": weight, **of_sources} for path, weight in mixed), **fields)
+
+
+def _given(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(options, name, None)) is not None}
+
+
 def _build(options: argparse.Namespace) -> Digest:
-    if options.limit_bytes is not None and options.limit_bytes < 1:
-        raise ConfigError(f"--limit-bytes is {options.limit_bytes}, expected at least 1")
-    if options.processes < 1:
-        raise ConfigError(f"--processes is {options.processes}, expected at least 1")
-    weights = options.weights or [1.0] * len(options.sources)
-    if len(weights) != len(options.sources):
-        raise ConfigError(f"{len(options.sources)} times --from, but {len(weights)} times --weight: give one for each")
-    if len(set(options.sources)) < len(options.sources):
-        raise ConfigError("a source is named twice in --from: give it once, with a larger --weight")
+    for name in ("workers", "tasks"):
+        if (given := getattr(options, name)) is not None and given < 1:
+            raise ConfigError(f"--{name} is {given}, expected at least 1")
+    recipe = _recipe(options)
     from murmur.data.build import build
 
-    shown = ""
+    shown, begun = "", time.monotonic()
 
-    def show(text: str) -> None:
+    def on_progress(step: str, done: int, total: int) -> None:
         nonlocal shown
+        seconds = int(time.monotonic() - begun)
+        if seconds < QUIET_SECONDS:
+            return
+        text = f"{step}: {done} of {total} tasks, {seconds // 60}:{seconds % 60:02d}"
         if text != shown:
             shown = text
             sys.stderr.write(f"\r{text}")
             sys.stderr.flush()
 
-    def on_text(num_bytes: int) -> None:
-        if num_bytes >= PROGRESS_BYTES:
-            show(f"{num_bytes / 1e6:.0f} MB of text")
-
-    def on_shard(done: int, total: int) -> None:
-        if total > PROGRESS_SHARDS:
-            show(f"{done} of {total} shards")
+    def say(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
 
     try:
-        return build(
-            dict(zip(options.sources, weights, strict=True)),
-            options.out,
-            seed=options.seed,
-            limit_bytes=options.limit_bytes,
-            held_out_fraction=options.held_out,
-            tokenizer=options.tokenizer,
-            processes=options.processes,
-            on_text=on_text,
-            on_shard=on_shard,
+        digest = build(
+            recipe, options.out, workers=options.workers, tasks=options.tasks, on_progress=on_progress, say=say
         )
     finally:
         sys.stderr.write("\n" if shown else "")
+    from murmur.data.shards import Shards
+
+    for source in Shards.open(options.out).index.sources:
+        if source.skipped:
+            told = ", ".join(f"{count} {kind}" for kind, count in source.skipped.items())
+            say(f"{source.name}: rows left out: {told}")
+    return digest
+
+
+def _print(index: Index, as_json: bool) -> int:
+    tokens = {"train": sum(e.num_tokens for e in index.train), "held_out": sum(e.num_tokens for e in index.held_out)}
+    digest = sha256(index.to_bytes()).hexdigest()
+    if as_json:
+        table = {
+            "digest": digest,
+            "tokens": tokens,
+            "shards": {"train": len(index.train), "held_out": len(index.held_out)},
+            **index.model_dump(mode="json", exclude={"train", "held_out"}),
+        }
+        sys.stdout.write(json.dumps(table) + "\n")
+        return 0
+    begins = "no token" if index.bos is None else f"token {index.bos}"
+    lines = [
+        f"digest      {digest}",
+        f"tokens      {tokens['train']:,} to train on, {tokens['held_out']:,} held out",
+        f"shards      {len(index.train)} and {len(index.held_out)}",
+        f"tokenizer   {index.tokenizer}, vocabulary {index.vocabulary:,}; {begins} begins a document, "
+        f"token {index.end} ends it",
+    ]
+    for source in index.sources:
+        left_out = ", ".join(f"{count:,} {kind}" for kind, count in source.skipped.items()) or "none"
+        lines.append(
+            f"source      {source.name}: {source.documents:,} documents, {source.tokens:,} tokens, share "
+            f"{source.share:.3g}; rows left out: {left_out}"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from murmur.cluster.group_keys import Token, new_secret
 from murmur.configs.presets import without_chain
 from murmur.data.shards import Shards
-from murmur.owner.draft import NOBODYS_THETA, require_turns
+from murmur.owner.draft import NOBODYS_THETA
 from murmur.owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
 from murmur.protocol.cluster import ClusterSpec, build_cluster
 from murmur.protocol.errors import ConfigError
@@ -25,7 +25,6 @@ def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own
     """Return the spec without theta_0: `table` (of a preset or a file), overridden by the data's values.
     own_vocabulary: use the table's vocabulary; else that of the data's tokenizer. Raises ConfigError with one line for
     each fault."""
-    require_turns(data)
     given = without_chain(table)
     model = dict(given.get("model") or {})
     if not own_vocabulary:

@@ -36,6 +36,7 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
         update={
             "train": _joined("train", folders, [index.train for index in indices], out),
             "held_out": _joined("held-out", folders, [index.held_out for index in indices], out),
+            "sources": tuple(source for index in indices for source in index.sources),
         }
     )
     data = joined.to_bytes()
@@ -45,7 +46,7 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
 
 def _tokens_of(index: Index) -> tuple[object, ...]:
     """Return the fields that must be equal in all data sets."""
-    return index.tokenizer, index.tokenizer_config, index.vocabulary, index.dtype
+    return index.tokenizer, index.tokenizer_config, index.vocabulary, index.dtype, index.bos, index.end
 
 
 def _joined(
@@ -65,8 +66,9 @@ def _joined(
 def _place(source: Path, target: Path) -> None:
     if not source.exists():
         raise ConfigError(f"{source} is missing; build the data set again")
-    if target.exists():
+    if target.exists() and target.samefile(source):
         return
+    target.unlink(missing_ok=True)  # of a join that was killed, perhaps of others
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without hard links

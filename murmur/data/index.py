@@ -24,6 +24,8 @@ NPY_HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 16
 
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Name = Annotated[str, Field(min_length=1, max_length=1000)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
 class ShardEntry(BaseModel):
@@ -50,21 +52,39 @@ class ShardEntry(BaseModel):
         return Digest(bytes.fromhex(self.leaves))
 
 
+class Provenance(BaseModel):
+    """Where a data set's text is from. documents, tokens: of this source, each text as often as it stands in the data
+    set. text_bytes: of all usable rows, in UTF-8. skipped: rows that could not be used, by kind. share: of its
+    documents that is used. changed: files of which a byte order mark or carriage returns were kept out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: _Name
+    documents: _Count
+    tokens: _Count
+    text_bytes: _Count = 0
+    skipped: Annotated[dict[_Name, _Count], Field(max_length=32)] = {}
+    share: Annotated[float, Field(ge=0, le=100)] = 1.0
+    changed: _Count = 0
+
+
 class Index(BaseModel):
     """The content of index.json. Every token is below `vocabulary`.
 
     `tokenizer` is "bytes" or the sha256 of tokenizer.json. `tokenizer_config` is the sha256 of tokenizer_config.json,
-    which holds the chat template (murmur/data/tokenizer.py). It is None in data sets of earlier releases, whose
-    vocabulary has no ids for turns.
+    which holds the chat template (murmur/data/tokenizer.py). `end` ends each document, `bos` begins it, if not None.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    version: Literal[2]
+    version: Literal[3]
     tokenizer: Literal["bytes"] | _Hex
-    tokenizer_config: _Hex | None = None
+    tokenizer_config: _Hex
     vocabulary: Annotated[int, Field(gt=0, le=1 << 32)]
     dtype: Literal["uint16", "uint32"]
+    bos: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
+    end: Annotated[int, Field(ge=0, lt=1 << 32)]
+    sources: Annotated[tuple[Provenance, ...], Field(max_length=10_000)] = ()
     train: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
     held_out: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
 
@@ -75,9 +95,9 @@ class Index(BaseModel):
     @property
     def tokenizer_files(self) -> dict[str, Digest]:
         """Name -> sha256 of the tokenizer's files next to the index."""
-        named = {TOKENIZER: None if self.tokenizer == "bytes" else self.tokenizer}
+        named = {} if self.tokenizer == "bytes" else {TOKENIZER: self.tokenizer}
         named |= {TOKENIZER_CONFIG: self.tokenizer_config}
-        return {name: Digest(bytes.fromhex(digest)) for name, digest in named.items() if digest is not None}
+        return {name: Digest(bytes.fromhex(digest)) for name, digest in named.items()}
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes, which its digest is computed from."""

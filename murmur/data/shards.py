@@ -255,6 +255,11 @@ class Shards:
         try:
             index = Index.model_validate_json(data)
         except ValidationError as fault:
+            if any(error["loc"] == ("version",) for error in fault.errors()):
+                raise ConfigError(
+                    f"{path} is not a valid index of shards: another release built it, and this one reads version 3. "
+                    "Build the data set again (murmur shards build): its tokens and digest will be others"
+                ) from None
             raise ConfigError(f"{path} is not a valid index of shards:\n" + fault_lines(fault)) from None
         if remote is None:
             for entry in (*index.train, *index.held_out):

@@ -1,119 +1,176 @@
-"""Sources of a data set's text: botocore's documentation, files, a folder, a Hugging Face data set.
+"""The files of a source of text, and the format of each. What they hold is read by murmur/data/reader.py."""
 
-Every source is a stream of documents in a fixed order, so the same source on disk always gives the same shards. Only
-the shard builder uses this module; `datasets` is imported only when a source needs it.
-"""
-
-import gzip
-import html
 import json
-import re
+import os
 from collections.abc import Iterator
-from hashlib import sha256
-from importlib.util import find_spec
+from glob import glob, has_magic
+from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from murmur.data.recipe import Source
 from murmur.protocol.errors import ConfigError
 
-PIECE_BYTES = 16 << 10
-"""Files are cut into documents of about this size at line ends, so that a split holds out pieces of every file,"""
-LINE_BYTES = 1 << 20
-""".. or within a line that is longer than this: no file is ever held whole."""
+BOTOCORE = "botocore"
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".warc": "warc",
+    ".wet": "warc",
+    ".txt": "text",
+    ".md": "text",
+}
+"""By the ending of a file's name, a compressed one's without that. Those of `_WHOLE` are compressed inside."""
+_WHOLE = ("parquet", "arrow")
+_GROWS = {"parquet": 3, "arrow": 1, BOTOCORE: 1}
+_INFLATES = 4
+"""Text is about so much longer than its file."""
+_SHOWN = 3
 
-_TAG = re.compile(r"<[^>]*>")
-_SPACE = re.compile(r"\s+")
+
+class TextFile(NamedTuple):
+    """One file. source: its source's number. name: within its source; the order of its documents follows from it. path:
+    a local path or an address. num_bytes, stamp: change with its content."""
+
+    source: int
+    name: str
+    path: str
+    format: str
+    num_bytes: int
+    stamp: str
+
+    @property
+    def plain_name(self) -> str:
+        """The name without the ending of a compressed file: compression changes no order."""
+        return os.path.splitext(self.name)[0] if self.name.endswith(COMPRESSED) else self.name
+
+    @property
+    def text_bytes(self) -> int:
+        """An estimate of the text in it."""
+        packed = _INFLATES if self.name.endswith(COMPRESSED) else 1
+        return self.num_bytes * packed * _GROWS.get(self.format, 1)
 
 
-def documents(source: str) -> Iterator[str]:
-    """Return the non-empty texts of `botocore`, a folder, a file, or `hf:NAME`. Raises ConfigError for an unknown
-    source."""
-    if source == "botocore":
-        return _botocore()
-    if source.startswith("hf:"):
-        return _hugging_face(source.removeprefix("hf:"))
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-        if not files:
-            raise ConfigError(f"the folder {path} holds no files to build shards from")
-        return (piece for file in files for piece in _pieces(file))
-    if path.is_file():
-        return _pieces(path)
-    raise ConfigError(f"no such source: {source!r}. Use botocore, a folder, a text file, or hf:NAME")
+def files_of(number: int, source: Source) -> list[TextFile]:
+    """Return the files of a source, by name. Raises ConfigError for a source that does not exist, and for files in a
+    format that is not read."""
+    found = sorted(_found(source.path))
+    if not found:
+        raise ConfigError(f"{source.path} holds no files to build shards from")
+    unknown = [name for name, *_ in found if _format(name) is None and source.path != BOTOCORE]
+    if unknown:
+        shown = ", ".join(unknown[:_SHOWN]) + (f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else "")
+        raise ConfigError(
+            f"{source.path}: no reader knows {shown}. Known endings: {', '.join(FORMATS)}, also with "
+            f"{', '.join(COMPRESSED)}. Name the files to read by a pattern, such as 'FOLDER/**/*.jsonl'"
+        )
+    return [TextFile(number, name, path, _format(name) or BOTOCORE, size, stamp) for name, path, size, stamp in found]
+
+
+def _format(name: str) -> str | None:
+    stem, ending = os.path.splitext(name.lower())
+    packed = ending in COMPRESSED
+    found = FORMATS.get(os.path.splitext(stem)[1] if packed else ending)
+    return None if packed and found in _WHOLE else found
+
+
+def _found(path: str) -> Iterator[tuple[str, str, int, str]]:
+    """Yield each file's name in the source, its path, size and stamp."""
+    if path == BOTOCORE:
+        yield BOTOCORE, BOTOCORE, 30 << 20, version(BOTOCORE)
+        return
+    if path.startswith("hf:") and not path.startswith("hf://"):
+        yield from _hugging_face(path.removeprefix("hf:"))
+        return
+    if "://" in path:
+        yield from _remote(path)
+        return
+    local = Path(os.path.expanduser(path))
+    if local.is_dir():
+        yield from ((str(file.relative_to(local)), *_facts(file)) for file in _walk(local))
+    elif local.is_file():
+        yield local.name, *_facts(local)
+    elif has_magic(path):
+        fixed = Path(*takewhile(lambda part: not has_magic(part), local.parts))
+        for name in sorted(glob(str(local.relative_to(fixed)), root_dir=fixed, recursive=True)):
+            if (fixed / name).is_file() and not _hidden(Path(name)):
+                yield name, *_facts(fixed / name)
+    else:
+        raise ConfigError(
+            f"no such source: {path!r}. Use {BOTOCORE}, a folder, a file, a pattern, hf:NAME, or an address such as "
+            "s3://BUCKET/FOLDER"
+        )
+
+
+def _facts(file: Path) -> tuple[str, int, str]:
+    stat = file.stat()
+    return str(file.absolute()), stat.st_size, str(stat.st_mtime_ns)
 
 
 def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return any(part.startswith((".", "_SUCCESS")) for part in path.parts)
 
 
-def _pieces(file: Path) -> Iterator[str]:
-    try:
-        with file.open(encoding="utf-8") as lines:
-            while piece := lines.read(PIECE_BYTES) + lines.readline(LINE_BYTES):
-                if piece.strip():
-                    yield piece
-    except UnicodeDecodeError as fault:
-        raise ConfigError(
-            f"{file} is not UTF-8 text ({fault.reason} at byte {fault.start}); convert or remove it"
-        ) from None
-    except OSError as fault:
-        raise ConfigError(f"cannot read {file}: {fault.strerror}") from None
-
-
-def _botocore() -> Iterator[str]:
-    """Yield one document per service: the unique documentation strings of its newest API version, tags stripped.
-
-    Services come in the order of their names' sha256: any prefix of the stream is a fair sample.
-    """
-    spec = find_spec("botocore")
-    if spec is None or spec.origin is None:
-        raise ConfigError("the source 'botocore' needs the package botocore: pip install boto3")
-    services = sorted(
-        (folder for folder in (Path(spec.origin).parent / "data").iterdir() if folder.is_dir()),
-        key=lambda folder: sha256(folder.name.encode()).digest(),
-    )
-    seen: set[str] = set()
-    for service in services:
-        versions = sorted(service.glob("*/service-2.json.gz"))
-        if not versions:
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below, those behind links too, each folder once. Of a saved data set (`save_to_disk`), those
+    that hold its rows."""
+    seen = set[str]()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        here = os.path.realpath(root)
+        if here in seen:
+            folders.clear()
             continue
-        texts: list[str] = []
-        for text in _documentation(json.loads(gzip.decompress(versions[-1].read_bytes()))):
-            plain = _SPACE.sub(" ", html.unescape(_TAG.sub(" ", text))).strip()
-            if plain and plain not in seen:
-                seen.add(plain)
-                texts.append(plain)
-        if texts:
-            yield "\n".join(texts)
+        seen.add(here)
+        folders[:] = sorted(name for name in folders if not _hidden(Path(name)))
+        if "dataset_dict.json" in names:
+            raise ConfigError(f"{root} holds several splits: name one, such as {Path(root) / 'train'}")
+        if {"state.json", "dataset_info.json"} <= set(names):
+            names = [each["filename"] for each in json.loads((Path(root) / "state.json").read_bytes())["_data_files"]]
+        for name in sorted(names):
+            file = Path(root) / name
+            if not _hidden(Path(name)):
+                if not file.is_file():
+                    raise ConfigError(f"{file} is no file that can be read: remove it")
+                yield file
 
 
-def _documentation(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key == "documentation" and isinstance(value, str):
-                yield value
-            else:
-                yield from _documentation(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _documentation(value)
+def _remote(address: str) -> Iterator[tuple[str, str, int, str]]:
+    from fsspec.core import url_to_fs
 
-
-def _hugging_face(name: str) -> Iterator[str]:
-    """Yield the `text` column of the training split, streamed; NAME or NAME:CONFIGURATION."""
     try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ConfigError("the source hf: needs the package datasets: pip install datasets") from None
+        system, path = url_to_fs(address)
+        listed: dict[str, Any] = system.glob(path, detail=True) if has_magic(path) else system.find(path, detail=True)
+    except (OSError, ValueError, ImportError) as fault:
+        raise ConfigError(f"cannot list {address}: {fault}") from None
+    base = path.split("*")[0].rpartition("/")[0] if has_magic(path) else path
+    for at, facts in listed.items():
+        name = at.removeprefix(base).lstrip("/") or at.rpartition("/")[2]
+        if facts["type"] not in ("file", "directory"):
+            raise ConfigError(f"{system.unstrip_protocol(at)} is neither a file nor a folder: name what it stands for")
+        if facts["type"] == "file" and not _hidden(Path(name)):
+            stamp = facts.get("ETag") or facts.get("etag") or facts.get("mtime") or facts.get("LastModified") or ""
+            yield name, system.unstrip_protocol(at), int(facts["size"]), str(stamp)
+
+
+def _hugging_face(name: str) -> Iterator[tuple[str, str, int, str]]:
+    """Yield the files of the training split of NAME or NAME:CONFIGURATION, each at the revision that is newest now."""
+    from datasets import load_dataset_builder
+    from fsspec.core import url_to_fs
+
     name, _, configuration = name.partition(":")
     try:
-        rows = load_dataset(name, configuration or None, split="train", streaming=True)
+        data_files = load_dataset_builder(name, configuration or None).config.data_files
     except (OSError, ValueError) as fault:
         raise ConfigError(f"cannot open the Hugging Face data set {name!r}: {fault}") from None
-    for row in rows:
-        text = row.get("text")
-        if not isinstance(text, str):
-            raise ConfigError(f"the data set {name!r} has no text column 'text'; its columns are {sorted(row)}")
-        if text.strip():
-            yield text
+    if not data_files or "train" not in data_files:
+        raise ConfigError(f"the Hugging Face data set {name!r} has no split 'train' of files")
+    for path in map(str, data_files["train"]):
+        system, at = url_to_fs(path)
+        facts = system.info(at)
+        yield path.rpartition("@")[2] if "://" in path else path, path, int(facts["size"] or 0), path

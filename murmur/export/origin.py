@@ -50,7 +50,7 @@ class Origin(Table):
     tensors: HexDigest
     shard_bytes: Annotated[int, Field(gt=0, le=1 << 50)]
     tokenizer: Literal["bytes"] | HexDigest
-    tokenizer_config: HexDigest | None
+    tokenizer_config: HexDigest
     end: Count
     outer: Outer
     spec: dict[str, Any]

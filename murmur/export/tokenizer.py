@@ -22,22 +22,20 @@ class TokenizerFiles:
     """Both files, and the id that ends a document. `name` and `config_digest`: as in the index."""
 
     name: str
-    config_digest: str | None
+    config_digest: str
     data: bytes
     config: bytes
     end: int
 
 
-def run_tokenizer(name: str, config_digest: str | None, folder: Path) -> TokenizerFiles:
+def run_tokenizer(name: str, config_digest: str, folder: Path) -> TokenizerFiles:
     """Return the tokenizer that a data set's index names, with files from `folder`. Raises ConfigError for missing or
     different files."""
-    config = _plain_config() if config_digest is None else _named(folder / TOKENIZER_CONFIG, config_digest)
+    config = _named(folder / TOKENIZER_CONFIG, config_digest)
     if name == BYTES:
-        # Data sets without a configuration are older than the ids for turns.
-        tokens = (END,) if config_digest is None else (END, *RESERVED)
-        return TokenizerFiles(name, config_digest, _byte_level(tokens), config, byte_tokenizer().separator)
+        return TokenizerFiles(name, config_digest, _byte_level((END, *RESERVED)), config, byte_tokenizer().end)
     data = _named(folder / TOKENIZER, name)
-    return TokenizerFiles(name, config_digest, data, config, open_tokenizer(folder / TOKENIZER).separator)
+    return TokenizerFiles(name, config_digest, data, config, open_tokenizer(folder / TOKENIZER).end)
 
 
 def _named(path: Path, digest: str) -> bytes:
@@ -49,15 +47,6 @@ def _named(path: Path, digest: str) -> bytes:
     if sha256(data).hexdigest() != digest:
         raise ConfigError(f"{path} is not the run's: its sha256 is not {digest}")
     return data
-
-
-def _plain_config() -> bytes:
-    table = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "clean_up_tokenization_spaces": False,
-    }
-    return (json.dumps(table, indent=2) + "\n").encode()
 
 
 def letters() -> list[str]:

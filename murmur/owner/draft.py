@@ -94,13 +94,3 @@ def sealed(table: Mapping[str, Any], theta: Digest, start_block: int) -> RunSpec
         {**table, "genesis_checkpoint": theta.hex(), "clock": {**table["clock"], "start_block": start_block}},
         "the run's spec",
     )
-
-
-def require_turns(data: Shards) -> None:
-    """Raise ConfigError for a data set whose vocabulary has no ids for turns: once there is a model it is too late."""
-    if data.index.tokenizer_config is None:
-        raise ConfigError(
-            "the data set has no token ids for chat turns, because an earlier release built it. The "
-            "vocabulary of a run never changes, so its model could not be fine-tuned to chat. Build the data "
-            "set again: murmur shards build"
-        )

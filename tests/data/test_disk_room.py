@@ -10,9 +10,9 @@ import pytest
 
 from murmur.data.remote_files import File
 from murmur.data.shards import Shards, make_room, use
+from murmur.lab.simulation.clock import Killed
 from murmur.protocol.types import Page
 from tests.fakes.remote import Folder
-from tests.network import Killed
 
 
 def shelf(folder: Path, *names: str) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from murmur.data.build import build
 from murmur.data.index import are_blocks, is_list, list_leaves
 from murmur.data.shards import Shards
 from tests.fakes.remote import Folder
-from tests.small_run import text
+from tests.small_run import recut, text
 
 
 @settings(max_examples=20, deadline=None)
@@ -38,7 +38,8 @@ def small_blocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
     with pytest.MonkeyPatch.context() as patch:
         for module in (index, shards):
             patch.setattr(module, "BLOCK_BYTES", 512)
-        build(text(folder.with_name(f"{folder.name}.txt")), folder, shard_tokens=4000, limit_bytes=60_000)
+        build(text(folder.with_name(f"{folder.name}.jsonl")), folder, limit_bytes=60_000)
+        recut(folder, 4000)
         yield folder, Shards.open(folder)
 
 

@@ -365,7 +365,8 @@ def test_the_layer_of_requirements_has_what_the_project_asks_for(extra: str | No
     expected = {
         None: project["dependencies"],
         "chain": optional["chain"],
-        "localnet": [*optional["chain"], *optional["dashboard"], *optional["localnet"][1:]],
+        "localnet": [line for name in ("chain", "dashboard", "data") for line in optional[name]]
+        + optional["localnet"][1:],
     }
     assert told == expected[extra]
 

@@ -1,10 +1,12 @@
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
-from murmur.data.tokenizer import BYTES
+from murmur.data.index import TOKENIZER_CONFIG
+from murmur.data.tokenizer import BYTES, byte_tokenizer
 from murmur.export.folder import write
 from murmur.export.llama import Dtype
 from murmur.export.origin import Origin
@@ -40,15 +42,23 @@ def state_of(spec: RunSpec, seed: int = 1) -> Rebuilt:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    """made(folder, dtype, tied=.., shard_bytes=..): an export of a toy state, without a network."""
+    """made(folder, dtype, tied=.., shard_bytes=.., config=..): an export of a toy state, without a network. config: of
+    its tokenizer, whose ids are bytes."""
 
     def make(
-        folder: Path, dtype: Dtype = "float32", *, tied: bool = True, shard_bytes: int = 5_000_000_000, seed: int = 1
+        folder: Path,
+        dtype: Dtype = "float32",
+        *,
+        tied: bool = True,
+        shard_bytes: int = 5_000_000_000,
+        seed: int = 1,
+        config: bytes = byte_tokenizer().config,
     ) -> Origin:
         spec = toy_spec({"model.tie_embeddings": tied})
         folder.mkdir()
         state = state_of(spec, seed)
-        tokenizer = run_tokenizer(BYTES, None, folder)
+        (folder / TOKENIZER_CONFIG).write_bytes(config)
+        tokenizer = run_tokenizer(BYTES, sha256(config).hexdigest(), folder)
         return write(
             folder,
             spec.digest,

@@ -16,6 +16,7 @@ import pytest
 
 from murmur.cli.main import main
 from murmur.data.shards import Shards
+from murmur.data.tokenizer import byte_tokenizer
 from murmur.export import recipes
 from murmur.export.folder import write
 from murmur.export.recipes import Recipe
@@ -218,7 +219,9 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
 ) -> None:
     pytest.importorskip("trl", reason=EXTRA)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    made(tmp_path / "old")
+    config = json.loads(byte_tokenizer().config)
+    del config["chat_template"]
+    made(tmp_path / "plain", config=json.dumps(config).encode())
     data = str(write_rows(tmp_path / "rows.jsonl", chats(30)))
     damaged = tmp_path / "damaged"
     damaged.mkdir()
@@ -240,7 +243,7 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
     short.write_text(SHORT)
     for words, told in (
         ((tmp_path, "--data", data, *replay), "is not an export: it has no murmur.json"),
-        ((tmp_path / "old", "--data", data, *replay), "has no turn tokens"),
+        ((tmp_path / "plain", "--data", data, *replay), "has no turn tokens"),
         ((base, "--data", data), "give the folder of its data set as --replay"),
         ((base, "--data", data, "--replay", str(tmp_path)), "no data set in"),
         ((base, "--data", str(tmp_path / "none"), *replay), "is not there: expected a JSONL file"),

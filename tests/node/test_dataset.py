@@ -1,5 +1,6 @@
 """The data set from others: few bytes for few sequences, from whoever gives the right ones."""
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from murmur.protocol.run import Run
 from murmur.protocol.types import Page, Pointer, PublicPointer, hotkey
 from tests.fakes.bucket import FakeBucket, FakeStore, Faults
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
+from tests.small_run import recut
 from tests.specs import toy_spec
 
 OWNER, HOLDER, READER = FakeSigner("owner"), FakeSigner("holder"), FakeSigner("reader")
@@ -33,10 +35,11 @@ CONTEXT = 2048
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shards]:
     """Four full shards of 2 MB and a bit."""
     folder = tmp_path_factory.mktemp("data")
-    text = folder / "text.txt"
+    text = folder / "text.jsonl"
     numbers = np.random.default_rng(0).integers(0, 10**9, 500_000)
-    text.write_text("\n".join(map(str, numbers)))
-    building.build(str(text), folder / "out", shard_tokens=SHARD_TOKENS, held_out_fraction=0.05)
+    text.write_text("".join(json.dumps({"text": " ".join(map(str, each))}) + "\n" for each in numbers.reshape(-1, 500)))
+    building.build(str(text), folder / "out", held_out=0.05)
+    recut(folder / "out", SHARD_TOKENS)
     shards = Shards.open(folder / "out")
     assert len(shards.index.train) > NUM_SHARDS
     return folder / "out", shards

@@ -110,7 +110,10 @@ def test_a_data_set_without_ids_for_turns_is_refused(
     del index["tokenizer_config"]
     (tmp_path / "data/index.json").write_text(json.dumps(index))
     assert world.create(tmp_path / "run", "--data", str(tmp_path / "data")) == 2
-    assert "no token ids for chat turns" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "is not a valid index of shards" in told
+    assert "tokenizer_config: Field required" in told
+    assert not (tmp_path / "run" / "theta_0").exists()
 
 
 def test_at_a_terminal_what_is_missing_is_asked_for(

@@ -7,7 +7,7 @@ import pytest
 from murmur.data import build
 from murmur.data.shards import Shards
 from murmur.protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
-from tests.small_run import text
+from tests.small_run import recut, text
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +24,9 @@ def inner_spec() -> InnerSpec:
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of several shards a split."""
     folder = tmp_path_factory.mktemp("data")
-    source = text(folder.with_name(f"{folder.name}.txt"))
-    build.build(source, folder, shard_tokens=4000, held_out_fraction=0.2, limit_bytes=60_000)
+    source = text(folder.with_name(f"{folder.name}.jsonl"))
+    build.build(source, folder, held_out=0.2, limit_bytes=60_000)
+    recut(folder, 4000)
     return folder
 
 

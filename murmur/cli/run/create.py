@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from murmur.cli.run import questions
 from murmur.cli.run.questions import say
 from murmur.configs import presets
-from murmur.data.build import BUILDING
 from murmur.data.build import build as build_shards
 from murmur.data.index import INDEX
+from murmur.data.job import BUILDING
 from murmur.data.shards import Shards
 from murmur.node.chain import subnet_terms
 from murmur.node.config.adapters import own_chain, own_wallet, signer_of
 from murmur.node.config.settings import HotkeyConfig
 from murmur.node.program.shared import on_ranks
-from murmur.owner.draft import Place, draft, look, require_turns
+from murmur.owner.draft import Place, draft, look
 from murmur.owner.folder import AMENDMENTS, DATA, DRAFT, OWNER, THETA, finish, to_toml, write
 from murmur.owner.theta import make_theta
 from murmur.plan.network import planned, refusals
@@ -130,12 +130,17 @@ def _data(source: str, options: Namespace, folder: Path) -> tuple[Path, Shards]:
         at = folder / DATA
         if not (at / INDEX).is_file() or (at / BUILDING).exists():
             say(f"data: tokenising {source} into {at}")
-            with questions.progress("text") as tell:
-                build_shards(source, at, tokenizer=options.tokenizer, on_text=lambda done: tell(done, done))
+            with questions.steps("text") as tell:
+                build_shards(
+                    source,
+                    at,
+                    tokenizer=options.tokenizer,
+                    on_progress=lambda _, done, total: tell(done, total),
+                    say=say,
+                )
     elif options.tokenizer is not None:
         raise ConfigError(f"{source} is tokenised already: leave out --tokenizer")
     data = Shards.open(at)
-    require_turns(data)
     say(
         f"data: {data.train.num_tokens:,} tokens to train on, {data.held_out.num_tokens:,} held out, vocabulary "
         f"{data.index.vocabulary:,} with ids for turns ({at})"

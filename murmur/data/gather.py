@@ -1,0 +1,288 @@
+"""The other steps of a build: how many tokens there are and which are held out, then each bucket's shard, then the
+index. A bucket's task reads its own files only, so the cost is linear in tokens."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from hashlib import sha256
+from math import ceil
+from typing import Any
+
+import numpy as np
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+from numpy.typing import NDArray
+
+from murmur import files
+from murmur.data.index import (
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Index,
+    Provenance,
+    ShardEntry,
+    list_leaves,
+    npy_header,
+)
+from murmur.data.job import Job
+from murmur.data.recipe import HELD_OUT, HELD_OUT_TOKENS
+from murmur.data.scatter import Table, read_scattered, read_tables
+from murmur.data.shards import little_endian
+from murmur.protocol.errors import ConfigError
+
+_BINS = 1 << 16
+_ALL = 1 << 64
+"""Draws are below it."""
+
+
+class Plan(PipelineStep):  # type: ignore[misc]
+    """Count documents and tokens. Raises ConfigError for too many bad rows, and for too little text."""
+
+    type, name = "plan", "which documents are used, and which are held out"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        job, sources = self.job, self.job.recipe.sources
+        bad, changed, rows = self._bad_rows()
+        tokens, documents, text_bytes = (np.zeros(len(sources), np.int64) for _ in range(3))
+        for table in self._tables():
+            for counted, column in ((tokens, table["length"]), (text_bytes, table["text_bytes"])):
+                counted += np.bincount(table["source"], column.astype(np.float64), len(sources)).astype(np.int64)
+            documents += np.bincount(table["source"], minlength=len(sources))
+        self._require(bad, rows, documents)
+        weights = [source.weight or 1.0 for source in sources]
+        if any(source.weight is not None for source in sources):
+            scales = [count / weight for count, weight in zip(tokens.tolist(), weights, strict=True)]
+            shares = [min(scales) / scale for scale in scales]
+        else:
+            shares = [1.0] * len(sources)
+        limits = [min(_ALL, int(share * _ALL)) for share in shares]
+        held_out = self._held_out(limits)
+        plan = {
+            "limits": limits,
+            "held_out": held_out,
+            "shares": shares,
+            "text_bytes": text_bytes.tolist(),
+            "bad": {f"{source} {kind}": count for (source, kind), count in bad.items()},
+            "changed": [changed[source] for source in range(len(sources))],
+        }
+        files.write(job.plan, json.dumps(plan).encode())
+        yield from ()
+
+    def _tables(self) -> Any:
+        return read_tables(self.job.table(rank) for rank in range(self.job.num_tasks))
+
+    def _bad_rows(self) -> tuple[Counter[tuple[int, str]], Counter[int], Counter[int]]:
+        bad, changed, rows = Counter[tuple[int, str]](), Counter[int](), Counter[int]()
+        self._first = dict[tuple[int, str], str]()
+        for rank in range(self.job.num_tasks):
+            told = json.loads(self.job.report(rank).read_bytes())
+            for source, kind, count, first in told["bad"]:
+                bad[source, kind] += count
+                self._first.setdefault((source, kind), first)
+            for source, count in told["changed"]:
+                changed[source] += count
+            for source, count in told["rows"]:
+                rows[source] += count
+        return bad, changed, rows
+
+    def _require(self, bad: Counter[tuple[int, str]], rows: Counter[int], documents: NDArray[np.int64]) -> None:
+        for number, source in enumerate(self.job.recipe.sources):
+            kinds = {kind: count for (of, kind), count in sorted(bad.items()) if of == number}
+            skipped, limit = sum(kinds.values()), self.job.recipe.max_bad
+            told = "".join(f"\n  {count} {kind}: {self._first[number, kind]}" for kind, count in kinds.items())
+            if skipped > limit * rows[number]:
+                raise ConfigError(
+                    f"{source.path}: {skipped} of {rows[number]} rows cannot be used, more than {limit:.2%} "
+                    f"(--max-bad).{told}"
+                )
+            if not documents[number]:
+                raise ConfigError(f"{source.path} is too small: there is no text in it")
+
+    def _held_out(self, limits: list[int]) -> int:
+        """Return the draw below which documents are held out: the first ones that have the tokens wanted, and at most
+        all but one."""
+        tokens = np.zeros(_BINS, np.int64)
+        for table in (first_copies(table, limits) for table in self._tables()):
+            counted = np.bincount(table["draw"] >> np.uint64(48), table["length"].astype(np.float64), _BINS)
+            tokens += counted.astype(np.int64)
+        reached, wanted = np.cumsum(tokens), self.job.recipe.held_out
+        total = int(reached[-1])
+        if wanted is None:
+            target = min(ceil(HELD_OUT * total), HELD_OUT_TOKENS)
+        else:
+            target = ceil(wanted * total) if wanted < 1 else int(wanted)
+        if target >= total and wanted is not None and wanted >= 1:
+            raise ConfigError(f"there are {total:,} tokens of text, and {target:,} are to be held out")
+        last = int(np.flatnonzero(tokens)[-1]) if total else 0
+        at = min(int(np.searchsorted(reached, max(target, 1))), last)
+        here = [t[t["draw"] >> np.uint64(48) == at] for t in (first_copies(t, limits) for t in self._tables())]
+        found = np.sort(
+            np.concatenate(
+                [
+                    np.empty(0, [("draw", "<u8"), ("length", "<u4")]),
+                    *(t[["draw", "length"]].astype([("draw", "<u8"), ("length", "<u4")]) for t in here),
+                ]
+            ),
+            order="draw",
+        )
+        before = int(reached[at] - tokens[at])
+        ends = before + np.cumsum(found["length"].astype(np.int64))
+        number = int(np.searchsorted(ends, max(target, 1)))
+        is_last = at == last and number >= len(found) - 1
+        if is_last and before == 0 and len(found) < 2:
+            raise ConfigError(
+                "the text is too small: it needs at least two documents, one to train on and one held out. A text "
+                "file is one document: cut a long one (split -l 1000 --additional-suffix=.txt FILE FOLDER/), or use "
+                "JSON lines"
+            )
+        return int(found["draw"][-1]) if is_last else int(found["draw"][number]) + 1
+
+
+def _name(path: str) -> str:
+    return path if path.startswith("hf:") or "://" in path else os.path.basename(os.path.abspath(path)) or "/"
+
+
+def first_copies(table: Table, limits: list[int]) -> Table:
+    """Return the first copies of the documents that are used."""
+    used = is_used(table, limits)
+    found: Table = table[used & (table["draw"] == table["first"])]
+    return found
+
+
+def is_used(table: Table, limits: list[int]) -> NDArray[np.bool_]:
+    """Whether each document is used, by its source's limit."""
+    used = np.ones(len(table), np.bool_)
+    for source, limit in enumerate(limits):
+        if limit < _ALL:
+            used &= (table["source"] != source) | (table["keep"] < np.uint64(limit))
+    return used
+
+
+class Gather(PipelineStep):  # type: ignore[misc]
+    """Make each bucket a shard of what is trained on, and one of what is held out."""
+
+    type, name = "shards", "sort a bucket into a shard"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        plan = json.loads(self.job.plan.read_bytes())
+        for bucket in range(rank, self.job.num_buckets, world_size):
+            self._bucket(bucket, plan)
+        yield from ()
+
+    def _bucket(self, bucket: int, plan: Mapping[str, Any]) -> None:
+        job = self.job
+        token_bytes = job.open_tokenizer().token_bytes
+        tokens, tables = list[NDArray[Any]](), list[Table]()
+        for task in range(job.num_tasks):
+            if (path := job.scattered(bucket, task)).exists():
+                try:
+                    found, table = read_scattered(path, little_endian(token_bytes))
+                except ValueError as fault:
+                    raise ConfigError(f"{fault}: delete {job.work} and build again") from None
+                tokens.append(found)
+                tables.append(table)
+        if not tables:
+            files.write(job.entries(bucket), b"[]")
+            return
+        table = np.concatenate(tables)
+        ends = np.cumsum(table["length"], dtype=np.int64)
+        whole, begins = np.concatenate(tokens), ends - table["length"]
+        del tokens
+        order = np.lexsort((table["length"], table["keep"], table["draw"]))
+        used, cutoff = is_used(table, plan["limits"]), np.uint64(plan["held_out"])
+        parts = {
+            "held-out": used & (table["draw"] < cutoff) & (table["draw"] == table["first"]),
+            "train": used & (table["first"] >= cutoff),
+        }
+        told = []
+        for split, mask in parts.items():
+            rows = order[mask[order]]
+            if len(rows):
+                entry = self._write(f"{split}-{bucket:05d}", [whole[begins[at] : ends[at]] for at in rows], token_bytes)
+                lengths, of = table["length"][rows], table["source"][rows]
+                counts = [
+                    [source, int(np.sum(of == source)), int(np.sum(lengths[of == source], dtype=np.int64))]
+                    for source in np.unique(of).tolist()
+                ]
+                told.append({"split": split, "entry": entry.model_dump(mode="json"), "counts": counts})
+        files.write(job.entries(bucket), json.dumps(told).encode())
+
+    def _write(self, name: str, documents: list[NDArray[Any]], token_bytes: int) -> ShardEntry:
+        num_tokens = sum(map(len, documents))
+        header = npy_header(token_bytes, num_tokens)
+        data = np.empty(len(header) + num_tokens * token_bytes, np.uint8)
+        data[: len(header)] = np.frombuffer(header, np.uint8)
+        np.concatenate(documents, out=data[len(header) :].view(little_endian(token_bytes)))
+        leaves = list_leaves(data.data)
+        files.write(self.job.out / f"{name}.leaves", leaves)
+        files.write(self.job.out / f"{name}.npy", data.data)
+        return ShardEntry(
+            file=f"{name}.npy",
+            sha256=sha256(data.data).hexdigest(),
+            leaves=sha256(leaves).hexdigest(),
+            num_tokens=num_tokens,
+        )
+
+
+class WriteIndex(PipelineStep):  # type: ignore[misc]
+    """The tokenizer's files, and last of all index.json."""
+
+    type, name = "index", "the index"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        job, codec, out = self.job, self.job.open_tokenizer(), self.job.out
+        plan = json.loads(job.plan.read_bytes())
+        entries: dict[str, list[ShardEntry]] = {"train": [], "held-out": []}
+        documents, tokens = Counter[int](), Counter[int]()
+        for bucket in range(job.num_buckets):
+            for told in json.loads(job.entries(bucket).read_bytes()):
+                entries[told["split"]].append(ShardEntry.model_validate(told["entry"]))
+                for source, count, length in told["counts"]:
+                    documents[source] += count
+                    tokens[source] += length
+        files.write(out / TOKENIZER_CONFIG, codec.config)
+        if codec.file is not None:
+            files.write(out / TOKENIZER, codec.file)
+        skipped: dict[int, dict[str, int]] = {}
+        for name, count in plan["bad"].items():
+            number, _, kind = name.partition(" ")
+            skipped.setdefault(int(number), {})[kind] = count
+        index = Index(
+            version=3,
+            tokenizer=codec.name,
+            tokenizer_config=sha256(codec.config).hexdigest(),
+            vocabulary=codec.vocabulary,
+            dtype="uint16" if codec.token_bytes == 2 else "uint32",
+            bos=codec.bos,
+            end=codec.end,
+            sources=tuple(
+                Provenance(
+                    # Where it lay on this machine is not what it is.
+                    name=_name(source.path),
+                    documents=documents[number],
+                    tokens=tokens[number],
+                    text_bytes=plan["text_bytes"][number],
+                    skipped=skipped.get(number, {}),
+                    share=plan["shares"][number] if source.repeats is None else source.repeats,
+                    changed=plan["changed"][number],
+                )
+                for number, source in enumerate(job.recipe.sources)
+            ),
+            train=tuple(entries["train"]),
+            held_out=tuple(entries["held-out"]),
+        )
+        files.write(out / INDEX, index.to_bytes())
+        yield from ()
