@@ -27,10 +27,13 @@ from datatrove.pipeline.readers.ipc import IpcReader
 from datatrove.pipeline.readers.parquet import ParquetReader
 from warcio.archiveiterator import ArchiveIterator
 
+from murmur.data import addresses
 from murmur.data.botocore_text import documentation
 from murmur.data.recipe import Source
 from murmur.data.sources import BOTOCORE, TextFile
 from murmur.protocol.errors import ConfigError
+
+addresses.register()
 
 _BATCH_ROWS = 64
 """Rows of a columnar file that are held at once: each may be long."""

@@ -143,6 +143,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _remote(address: str) -> Iterator[tuple[str, str, int, str]]:
     from fsspec.core import url_to_fs
 
+    from murmur.data import addresses
+
+    addresses.register()
     try:
         system, path = url_to_fs(address)
         listed: dict[str, Any] = system.glob(path, detail=True) if has_magic(path) else system.find(path, detail=True)
