@@ -199,7 +199,8 @@ def test_rows_without_text_of_a_table_are_counted(name: str, make: Callable[[Any
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("a.jsonl", "a.ndjson", "bom.jsonl")])
 def test_a_file_that_is_cut_ends_the_build_and_is_named(name: str, tmp_path: Path) -> None:
     data = FILES[name](TEXTS)
-    at = data.index(b"its second", len(data) // 2) if name in ("a.csv", "a.wet") else len(data) * 2 // 3
+    # Not between two of the WET file's members: such a file is whole.
+    at = data.index(b"its second", len(data) // 2) if name in ("a.csv", "a.wet") else len(data) * 2 // 3 + 100
     (tmp_path / name).write_bytes(data[:at])
     with pytest.raises(ConfigError, match=rf"{name}.*(cannot be read to its end|cannot be used)"):
         build(str(tmp_path / name), tmp_path / "out")
