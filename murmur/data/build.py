@@ -98,9 +98,10 @@ def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callab
             begun = replace(begun, recipe=recipe)
             begun.save()
         return begun
-    if recipe.tokenizer is None and recipe.end is not None:
+    if recipe.tokenizer is None and (recipe.end is not None or recipe.bos):
         raise ConfigError(
-            "bytes have a token of their own that ends a document: leave out --end, or give a --tokenizer"
+            "bytes have a token of their own that ends a document, and none that begins it: leave out --end and --bos, "
+            "or give a --tokenizer"
         )
     estimated = _tokens(recipe, found)
     _require_room(out, estimated * codec.token_bytes)

@@ -125,7 +125,7 @@ def _what_is_wrong(line: bytes) -> Any:
 
 
 class _Texts(BaseDiskReader):  # type: ignore[misc]
-    """A file is a document. `changed` is called where a byte order mark or carriage returns are kept out."""
+    """A file is a document. `changed` counts those whose byte order mark or carriage returns are kept out."""
 
     def __init__(self, folder: DataFolder, changed: Counter[int], source: int) -> None:
         super().__init__(folder)

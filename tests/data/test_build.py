@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from murmur import files
@@ -294,7 +295,7 @@ def test_a_flipped_bit_in_what_was_scattered_does_not_get_into_the_data_set(
         data[100] ^= 1
         path.write_bytes(data)
         with pytest.raises(ValueError, match="damaged"):
-            read_scattered(path, __import__("numpy").dtype("<u2"))
+            read_scattered(path, np.dtype("<u2"))
         real(self, bucket, plan)
 
     monkeypatch.setattr(Gather, "_bucket", flipped)
@@ -354,6 +355,7 @@ def test_a_disk_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         ({"repeats": 1e9}, "repeats"),
         ({"tokenizer": "nowhere.json"}, "cannot read the tokenizer"),
         ({"end": "</s>"}, "leave out --end"),
+        ({"bos": True}, "leave out --end and --bos"),
     ],
 )
 def test_impossible_build_options_are_config_errors(options: dict[str, Any], message: str, tmp_path: Path) -> None:
