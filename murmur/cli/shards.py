@@ -16,6 +16,7 @@ from murmur.protocol.types import Digest
 
 QUIET_SECONDS = 2
 """A shorter job ends before its progress could be read."""
+_CHANGED = "texts without their byte order mark or carriage returns, or tokens with another begin or end"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "build",
             help="tokenise text",
             description="Tokenise text into shards. Rows that cannot be used are counted and said.",
+        )
+    )
+    _add_import(
+        actions.add_parser(
+            "import",
+            help="take tokens that others have made",
+            description="Make shards of tokens: .ds (datatrove), .bin and .idx (Megatron), .npy, other .bin (nanoGPT). "
+            "Documents are shuffled and checked as those of text are.",
         )
     )
     show = actions.add_parser("show", help="say what a data set holds", description="Say what a data set holds.")
@@ -43,20 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument("recipe", type=Path, nargs="?", help="a TOML file with [[sources]] (docs/data.md), or --from")
-    build.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="folder for the shards; it must not hold a data set yet. An interrupted build continues",
-    )
-    build.add_argument(
-        "--workers",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="tasks that run at a time (default %(default)s); the result is the same",
-    )
-    build.add_argument("--tasks", type=int, help="parts of the work, at most one for each file; the result is the same")
-    build.add_argument("--json", action="store_true", help="print documents, tokens, skipped rows and digest as JSON")
+    _add_work(build)
     flags = build.add_argument_group("in place of a recipe")
     flags.add_argument(
         "--from",
@@ -77,6 +73,40 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     flags.add_argument("--text-key", help="column or field of the text; default: text")
     flags.add_argument("--limit-bytes", type=int, help="stop after this much text of each source")
     flags.add_argument("--tokenizer", help="a tokenizer.json; default: bytes")
+    _add_set(flags)
+
+
+def _add_import(taken: argparse.ArgumentParser) -> None:
+    taken.set_defaults(recipe=None, weights=None)
+    taken.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a file, a folder, a pattern, or an address that fsspec knows"
+    )
+    taken.add_argument("--tokenizer", required=True, help="the tokenizer.json that made them")
+    taken.add_argument(
+        "--dtype", choices=("uint16", "uint32"), help="type of a raw .bin; default: uint16 below 65,536 ids"
+    )
+    _add_work(taken)
+    _add_set(taken)
+
+
+def _add_work(build: argparse.ArgumentParser) -> None:
+    build.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for the shards; it must not hold a data set yet. An interrupted build continues",
+    )
+    build.add_argument(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="tasks that run at a time (default %(default)s); the result is the same",
+    )
+    build.add_argument("--tasks", type=int, help="parts of the work, at most one for each file; the result is the same")
+    build.add_argument("--json", action="store_true", help="print documents, tokens, skipped rows and digest as JSON")
+
+
+def _add_set(flags: argparse._ActionsContainer) -> None:
     flags.add_argument(
         "--bos",
         action=argparse.BooleanOptionalAction,
@@ -170,6 +200,8 @@ def _build(options: argparse.Namespace) -> Digest:
         if source.skipped:
             told = ", ".join(f"{count} {kind}" for kind, count in source.skipped.items())
             say(f"{source.name}: rows left out: {told}")
+        if source.changed:
+            say(f"{source.name}: {source.changed} {_CHANGED}")
     return digest
 
 
@@ -198,6 +230,7 @@ def _print(index: Index, as_json: bool) -> int:
         lines.append(
             f"source      {source.name}: {source.documents:,} documents, {source.tokens:,} tokens, share "
             f"{source.share:.3g}; rows left out: {left_out}"
+            + (f"; {source.changed:,} {_CHANGED}" if source.changed else "")
         )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

@@ -88,6 +88,9 @@ def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callab
     found = tuple(file for number, source in enumerate(recipe.sources) for file in files_of(number, source))
     _require_once(found)
     begun = jobs.load(out)
+    if begun is not None and not begun.has_tokens:
+        rmtree(begun.work)  # nothing is lost with it, and it may have been given up for another recipe
+        begun = None
     _require_same(begun, recipe)
     if begun is not None:
         if begun.files != found:
@@ -103,7 +106,8 @@ def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callab
             "bytes have a token of their own that ends a document, and none that begins it: leave out --end and --bos, "
             "or give a --tokenizer"
         )
-    estimated = _tokens(recipe, found)
+    _require_of_text(recipe, found)
+    estimated = _tokens(recipe, found, codec.token_bytes)
     _require_room(out, estimated * codec.token_bytes)
     num_tasks = tasks if tasks is not None else min(_MOST_TASKS, workers * _TASKS_PER_WORKER)
     job = Job(
@@ -144,13 +148,26 @@ def _require_same(begun: Job | None, recipe: Recipe) -> None:
         )
 
 
-def _tokens(recipe: Recipe, found: Sequence[TextFile]) -> int:
+def _require_of_text(recipe: Recipe, found: Sequence[TextFile]) -> None:
+    """Raise ConfigError for files of tokens without what they need, or with what only text has."""
+    for file in found:
+        source = recipe.sources[file.source]
+        if file.is_tokens and recipe.tokenizer is None:
+            raise ConfigError(f"{file.path} holds tokens: give the tokenizer that made them as --tokenizer")
+        if file.is_tokens and source.limit_bytes is not None:
+            raise ConfigError(
+                f"{file.path} holds tokens, which limit_bytes does not count: leave it out for {source.path}"
+            )
+
+
+def _tokens(recipe: Recipe, found: Sequence[TextFile], token_bytes: int) -> int:
     """Return about how many tokens there are. It decides how many shards there will be, no more."""
     per_token = 1 if recipe.tokenizer is None else _TEXT_PER_TOKEN
     total = 0.0
     for number, source in enumerate(recipe.sources):
-        text = sum(file.text_bytes for file in found if file.source == number)
-        total += min(text, source.limit_bytes or text) / per_token * (source.repeats or 1.0)
+        text = sum(file.text_bytes for file in found if file.source == number and not file.is_tokens)
+        tokens = sum(file.num_bytes // token_bytes for file in found if file.source == number and file.is_tokens)
+        total += (min(text, source.limit_bytes or text) / per_token + tokens) * (source.repeats or 1.0)
     return int(total)
 
 

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def pipeline(job: Job, step: str) -> list[PipelineStep]:
-    reader = Reader(job.files, job.tasks, job.recipe.sources)
+    reader = Reader(job)
     match step:
         case "proof":
             return [Proof(job, reader)]

@@ -55,7 +55,8 @@ class ShardEntry(BaseModel):
 class Provenance(BaseModel):
     """Where a data set's text is from. documents, tokens: of this source, each text as often as it stands in the data
     set. text_bytes: of all usable rows, in UTF-8. skipped: rows that could not be used, by kind. share: of its
-    documents that is used. changed: files of which a byte order mark or carriage returns were kept out."""
+    documents that is used. changed: text files of which a byte order mark or
+    carriage returns were kept out, and documents of others' tokens that began or ended otherwise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -86,6 +86,11 @@ class Job:
         return self.work / "entries" / f"{bucket:06d}.json"
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether any task has made tokens."""
+        return any((self.work / "tables").iterdir())
+
+    @property
     def cut(self) -> Path:
         return self.work / "cut.json"
 

@@ -1,11 +1,14 @@
 """The first step of a build: on the data set's own text, does its tokenizer do what the rest relies on?
 
 Others will open the tokenizer's file and encode prompts with it: they must get the ids that are trained on. Long
-documents are cut where no token reaches across: that is tried out on these documents too.
+documents are cut where no token reaches across: that is tried out on these documents too. Of tokens that others have
+made, most must be what the tokenizer makes of their text.
 """
 
 import json
+from collections import Counter
 from itertools import islice
+from typing import Any
 
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
@@ -14,11 +17,13 @@ from murmur import files
 from murmur.data.job import Job
 from murmur.data.pieces import safe_places
 from murmur.data.reader import Reader
+from murmur.data.tokenizer import Ids
 from murmur.protocol.errors import ConfigError
 
 SAMPLE_DOCUMENTS = 1000
 SAMPLE_CHARACTERS = 10_000
 """Of each document so much is looked at."""
+_SAMPLE_TOKENS = 500
 _MOST_FILES = 100
 
 
@@ -33,7 +38,7 @@ class Proof(PipelineStep):  # type: ignore[misc]
         self.job, self.reader = job, reader
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        codec, texts = self.job.open_tokenizer(), self._sample()
+        codec, (texts, tokens) = self.job.open_tokenizer(), self._sample()
         if codec.file is not None:
             from tokenizers import Tokenizer as Native
 
@@ -48,16 +53,44 @@ class Proof(PipelineStep):  # type: ignore[misc]
                         f"the tokenizer gives other ids to whoever opens its file, such as of {text[:50]!r}: "
                         f"{found[:8]}, here {codec.document(ids)[:8].tolist()}"
                     )
+            if tokens:
+                _require_own(native, tokens)
         files.write(
             self.job.cut, json.dumps(safe_places(lambda text: codec.encode([text])[0].tolist(), texts)).encode()
         )
         yield from ()
 
-    def _sample(self) -> list[str]:
-        texts, all_files = list[str](), self.job.files
+    def _sample(self) -> tuple[list[str], list[Ids]]:
+        texts, tokens, all_files = list[str](), list[Ids](), self.job.files
         step = -(-len(all_files) // _MOST_FILES)
         chosen = all_files[::step]
         for file in chosen:
-            documents = islice(self.reader.documents(file), -(-SAMPLE_DOCUMENTS // len(chosen)))
-            texts += [document.text[:SAMPLE_CHARACTERS] for document in documents]
-        return texts[:SAMPLE_DOCUMENTS]
+            for document in islice(self.reader.documents(file), -(-SAMPLE_DOCUMENTS // len(chosen))):
+                if file.is_tokens:
+                    tokens.append(document.metadata["ids"][:_SAMPLE_TOKENS])
+                else:
+                    texts.append(document.text[:SAMPLE_CHARACTERS])
+        return texts[:SAMPLE_DOCUMENTS], tokens[:SAMPLE_DOCUMENTS]
+
+
+def _require_own(native: Any, tokens: list[Ids]) -> None:
+    """Raise ConfigError for tokens that another tokenizer has made, and for those that begin with one of its own."""
+    native.encode_special_tokens = False
+    odd = sum(not _comes_back(native, ids.tolist()) for ids in tokens)
+    if 2 * odd > len(tokens):
+        text = native.decode(tokens[0][:20].tolist(), skip_special_tokens=False)
+        raise ConfigError(
+            f"of {len(tokens)} documents, {odd} are not what this tokenizer makes of their text: they are another "
+            f"one's, or --dtype or --end is wrong. The first would begin {text!r}"
+        )
+    begins = Counter(int(ids[0]) for ids in tokens).most_common(1)[0]
+    added = native.get_added_tokens_decoder().get(begins[0])
+    if begins[1] == len(tokens) > 1 and added is not None and added.special:
+        raise ConfigError(f"each document begins with {added.content!r}, and the tokenizer's do not: give --bos")
+
+
+def _comes_back(native: Any, ids: list[int]) -> bool:
+    """Whether the text of these ids has the same ids; but for the last tenth, where the text was cut."""
+    most = len(ids) - len(ids) // 10
+    found = native.encode(native.decode(ids, skip_special_tokens=False), add_special_tokens=False).ids
+    return bool(found[:most] == ids[:most])

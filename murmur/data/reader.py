@@ -27,9 +27,9 @@ from datatrove.pipeline.readers.ipc import IpcReader
 from datatrove.pipeline.readers.parquet import ParquetReader
 from warcio.archiveiterator import ArchiveIterator
 
-from murmur.data import addresses
+from murmur.data import addresses, token_files
 from murmur.data.botocore_text import documentation
-from murmur.data.recipe import Source
+from murmur.data.job import Job
 from murmur.data.sources import BOTOCORE, TextFile
 from murmur.protocol.errors import ConfigError
 
@@ -175,31 +175,31 @@ class _Wet(BaseDiskReader):  # type: ignore[misc]
 
 
 class Reader(PipelineStep):  # type: ignore[misc]
-    """The first step of a pipeline: reads a task's files. `bad` counts for that task.
-
-    tasks: the numbers of its files of each task. A source with a limit is one task's: where it ends depends on all that
-    was read before.
-    """
+    """The first step of a pipeline: reads a task's files. `bad` counts for that task. Where a file holds tokens, a
+    document has no text, but `ids` among its metadata: without what begins and ends it."""
 
     type, name = "reader", "text of many files"
 
-    def __init__(self, files: tuple[TextFile, ...], tasks: list[list[int]], sources: tuple[Source, ...]) -> None:
+    def __init__(self, job: Job) -> None:
         super().__init__()
-        self.files, self.tasks, self.sources = files, tasks, sources
+        self.job = job
         self.bad = Bad()
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         left: dict[int, int] = {}
         self.bad = Bad()
-        for number in self.tasks[rank]:
-            file = self.files[number]
-            limit = self.sources[file.source].limit_bytes
+        for number in self.job.tasks[rank]:
+            file = self.job.files[number]
+            limit = self.job.recipe.sources[file.source].limit_bytes
             documents = self.documents(file)
             yield from documents if limit is None else _limited(documents, left, file.source, limit)
 
     def documents(self, file: TextFile) -> Iterator[Document]:
         """Yield the usable documents of a file."""
-        text_key = self.sources[file.source].text_key
+        text_key = self.job.recipe.sources[file.source].text_key
+        if file.is_tokens:
+            yield from self._of_tokens(file)
+            return
         if file.format == BOTOCORE:
             for row, text in enumerate(documentation()):
                 yield Document(text=text, id=str(row), metadata={"file": file})
@@ -229,6 +229,25 @@ class Reader(PipelineStep):  # type: ignore[misc]
             if type(fault).__module__.startswith(("pyarrow", "warcio", "zlib")):
                 _refuse(file, fault)
             raise
+
+    def _of_tokens(self, file: TextFile) -> Iterator[Document]:
+        codec, dtype = self.job.open_tokenizer(), self.job.recipe.sources[file.source].dtype
+        width = codec.token_bytes if dtype is None else 2 if dtype == "uint16" else 4
+        folder, _, name = file.path.rpartition("/")
+        opened = _Folder(folder or "/").open
+        try:
+            for row, ids in enumerate(token_files.documents(name, file.format, opened, codec.end, width)):
+                if len(ids) and int(ids.max()) >= codec.vocabulary:
+                    raise ValueError(f"it holds the id {ids.max()}, and the tokenizer's are below {codec.vocabulary}")
+                self.bad.rows[file.source] += 1
+                text = codec.text(ids)
+                if not len(text):
+                    self.bad.note(file, row, "empty")
+                    continue
+                self.bad.changed[file.source] += len(codec.document(text)) != len(ids)
+                yield Document(text="", id=str(row), metadata={"file": file, "ids": text})
+        except (OSError, ValueError) as fault:
+            raise ConfigError(f"{file.path} cannot be used: {fault}") from None
 
 
 def _refuse(file: TextFile, fault: Exception) -> NoReturn:

@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -28,7 +28,7 @@ class Source(_Fields):
 
     text_key: column or field of the text. weight: share of tokens, in any unit; a source that is too small for its
     share is used whole, and of the others a drawn part. repeats: epochs, above 1 too, in place of a weight.
-    limit_bytes: read no more text than that.
+    limit_bytes: read no more text than that. dtype: type of the ids of raw token files.
     """
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -36,6 +36,7 @@ class Source(_Fields):
     weight: Annotated[float, Field(gt=0)] | None = None
     repeats: Annotated[float, Field(gt=0, le=100)] | None = None
     limit_bytes: _Positive | None = None
+    dtype: Literal["uint16", "uint32"] | None = None
 
     @property
     def copies(self) -> int:

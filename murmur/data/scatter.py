@@ -72,6 +72,9 @@ class Scatter(PipelineStep):  # type: ignore[misc]
         places = self.job.places()
         batch, size = list[Document](), 0
         for document in data:
+            if (ids := document.metadata.get("ids")) is not None:
+                out.add(document, ids)
+                continue
             if len(document.text) > PIECE_CHARACTERS:
                 out.add(document, tokens_of(codec, document.text, places))
                 continue

@@ -25,9 +25,16 @@ FORMATS = {
     ".wet": "warc",
     ".txt": "text",
     ".md": "text",
+    ".ds": "ds",
+    ".npy": "npy",
+    ".bin": "bin",
 }
 """By the ending of a file's name, a compressed one's without that. Those of `_WHOLE` are compressed inside."""
-_WHOLE = ("parquet", "arrow")
+TOKENS = ("ds", "npy", "bin")
+"""Formats of tokens that others have made (murmur/data/token_files.py)."""
+_WHOLE = ("parquet", "arrow", *TOKENS)
+_COMPANIONS = ((".idx", ".bin"), (".ds.index", ".ds"), (".ds.metadata", ".ds"))
+"""Files that are read with another one, of the other ending."""
 _GROWS = {"parquet": 3, "arrow": 1, BOTOCORE: 1}
 _INFLATES = 4
 """Text is about so much longer than its file."""
@@ -51,6 +58,10 @@ class TextFile(NamedTuple):
         return os.path.splitext(self.name)[0] if self.name.endswith(COMPRESSED) else self.name
 
     @property
+    def is_tokens(self) -> bool:
+        return self.format in TOKENS
+
+    @property
     def text_bytes(self) -> int:
         """An estimate of the text in it."""
         packed = _INFLATES if self.name.endswith(COMPRESSED) else 1
@@ -60,7 +71,7 @@ class TextFile(NamedTuple):
 def files_of(number: int, source: Source) -> list[TextFile]:
     """Return the files of a source, by name. Raises ConfigError for a source that does not exist, and for files in a
     format that is not read."""
-    found = sorted(_found(source.path))
+    found = _with_companions(sorted(_found(source.path)))
     if not found:
         raise ConfigError(f"{source.path} holds no files to build shards from")
     unknown = [name for name, *_ in found if _format(name) is None and source.path != BOTOCORE]
@@ -71,6 +82,18 @@ def files_of(number: int, source: Source) -> list[TextFile]:
             f"{', '.join(COMPRESSED)}. Name the files to read by a pattern, such as 'FOLDER/**/*.jsonl'"
         )
     return [TextFile(number, name, path, _format(name) or BOTOCORE, size, stamp) for name, path, size, stamp in found]
+
+
+def _with_companions(found: list[tuple[str, str, int, str]]) -> list[tuple[str, str, int, str]]:
+    """Return the files without those that are read with another one, whose stamp then holds theirs."""
+    stamps, others = {name: stamp for name, _, _, stamp in found}, set[str]()
+    for name, _, _, stamp in found:
+        for own, of in _COMPANIONS:
+            main = name.removesuffix(own) + of
+            if name.endswith(own) and main in stamps:
+                stamps[main] += f" {stamp}"
+                others.add(name)
+    return [(name, path, size, stamps[name]) for name, path, size, _ in found if name not in others]
 
 
 def _format(name: str) -> str | None:

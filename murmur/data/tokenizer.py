@@ -80,6 +80,12 @@ class Tokenizer:
         begin = [] if self.bos is None else [self.bos]
         return np.concatenate([np.array(begin, np.uint32), ids, np.array([self.end], np.uint32)])
 
+    def text(self, document: Ids) -> Ids:
+        """Return a document's tokens without those that begin and end it, as far as it has them."""
+        begin = int(len(document) > 0 and int(document[0]) in (self.bos, self.end))
+        last = len(document) - int(len(document) > begin and int(document[-1]) == self.end)
+        return document[begin:last]
+
 
 def byte_tokenizer() -> Tokenizer:
     """Return the default tokenizer: it works for every language and needs no file."""
