@@ -5,14 +5,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from murmur.data.index import Index
-from murmur.data.recipe import HELD_OUT, HELD_OUT_TOKENS, MAX_BAD, Recipe, Source, made, read
+from murmur.data.index import INDEX, Index
+from murmur.data.recipe import HELD_OUT, HELD_OUT_TOKENS, MAX_BAD, Execution, Recipe, Source, executed, made, read
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import Digest
 
 QUIET_SECONDS = 2
 """A shorter job ends before its progress could be read."""
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     )
     show = actions.add_parser("show", help="say what a data set holds", description="Say what a data set holds.")
-    show.add_argument("folder", type=Path, metavar="DIR")
+    show.add_argument("folder", metavar="DIR", help="its folder or address")
     show.add_argument("--json", action="store_true", help="as JSON")
     join = actions.add_parser(
         "join",
@@ -92,15 +92,20 @@ def _add_import(taken: argparse.ArgumentParser) -> None:
 def _add_work(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--out",
-        type=Path,
         required=True,
-        help="folder for the shards; it must not hold a data set yet. An interrupted build continues",
+        help="folder for the shards, or an address such as s3://BUCKET/NAME; it must not hold a data set yet. An "
+        "interrupted build continues",
+    )
+    build.add_argument(
+        "--executor",
+        dest="kind",
+        choices=("local", "slurm", "ray"),
+        help="who runs the tasks (docs/data.md): processes of this machine (default), Slurm, or Ray",
     )
     build.add_argument(
         "--workers",
         type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="tasks that run at a time (default %(default)s); the result is the same",
+        help="tasks that run at a time; default: one for each processor here, all elsewhere. The result is the same",
     )
     build.add_argument("--tasks", type=int, help="parts of the work, at most one for each file; the result is the same")
     build.add_argument("--json", action="store_true", help="print documents, tokens, skipped rows and digest as JSON")
@@ -125,52 +130,66 @@ def _add_set(flags: argparse._ActionsContainer) -> None:
 def run(options: argparse.Namespace) -> int:
     """Build or join, and print the index's digest, which the run spec names; or show a data set."""
     if options.action == "show":
-        from murmur.data.shards import Shards
-
-        return _print(Shards.open(options.folder).index, options.json)
+        return _print(_read_index(options.folder), options.json)
     if options.action == "join":
-        digest = _join(options)
-    else:
-        digest = _build(options)
-        if options.json:
-            from murmur.data.shards import Shards
+        from murmur.data.concatenation import join
 
-            return _print(Shards.open(options.out).index, as_json=True)
-    sys.stdout.write(f"{digest.hex()}\n")
+        sys.stdout.write(f"{join(options.folders, options.out).hex()}\n")
+        return 0
+    index = _build(options)
+    if options.json:
+        return _print(index, as_json=True)
+    sys.stdout.write(f"{sha256(index.to_bytes()).hexdigest()}\n")
     return 0
 
 
-def _join(options: argparse.Namespace) -> Digest:
-    from murmur.data.concatenation import join
+def _read_index(folder: str) -> Index:
+    from murmur.data.place import place_of
+    from murmur.data.shards import Shards, parse_index
 
-    return join(options.folders, options.out)
+    place = place_of(folder)
+    if isinstance(place, Path):
+        return Shards.open(place).index
+    try:
+        return parse_index((place / INDEX).read_bytes(), f"{place}")
+    except FileNotFoundError:
+        raise ConfigError(f"no data set in {place}: {INDEX} is missing; make one with: murmur shards build") from None
 
 
-def _recipe(options: argparse.Namespace) -> Recipe:
+def _recipe(options: argparse.Namespace) -> tuple[Recipe, Execution]:
     fields, of_sources = _given(options, tuple(Recipe.model_fields)), _given(options, tuple(Source.model_fields))
     paths, weights = fields.pop("sources", []), options.weights
     if options.recipe is not None:
         if paths or weights or fields or of_sources:
             raise ConfigError(f"{options.recipe} says all of that: leave out the flags that are in place of a recipe")
-        return read(options.recipe)
+        recipe, executor = read(options.recipe)
+        return recipe, _execution(options, executor)
     if not paths:
         raise ConfigError("name what to build from: a recipe, or --from SOURCE")
     if weights is not None and len(weights) != len(paths):
         raise ConfigError(f"{len(paths)} times --from, but {len(weights)} times --weight: give one for each")
     mixed = zip(paths, weights or [None] * len(paths), strict=True)
-    return made(sources=tuple({"path": path, "weight": weight, **of_sources} for path, weight in mixed), **fields)
+    recipe = made(sources=tuple({"path": path, "weight": weight, **of_sources} for path, weight in mixed), **fields)
+    return recipe, _execution(options, {})
+
+
+def _execution(options: argparse.Namespace, executor: Mapping[str, object]) -> Execution:
+    found = executed(**{**executor, **_given(options, ("kind", "workers", "tasks"))})
+    if found.kind == "local" and found.workers is None:
+        return found.model_copy(update={"workers": len(os.sched_getaffinity(0))})
+    return found
 
 
 def _given(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name, None)) is not None}
 
 
-def _build(options: argparse.Namespace) -> Digest:
-    for name in ("workers", "tasks"):
-        if (given := getattr(options, name)) is not None and given < 1:
-            raise ConfigError(f"--{name} is {given}, expected at least 1")
-    recipe = _recipe(options)
+def _build(options: argparse.Namespace) -> Index:
+    recipe, execution = _recipe(options)
     from murmur.data.build import build
+    from murmur.data.place import place_of
+
+    out = place_of(options.out)
 
     shown, begun = "", time.monotonic()
 
@@ -189,20 +208,17 @@ def _build(options: argparse.Namespace) -> Digest:
         sys.stderr.write(f"{line}\n")
 
     try:
-        digest = build(
-            recipe, options.out, workers=options.workers, tasks=options.tasks, on_progress=on_progress, say=say
-        )
+        build(recipe, out, on_progress=on_progress, say=say, **execution.model_dump())
     finally:
         sys.stderr.write("\n" if shown else "")
-    from murmur.data.shards import Shards
-
-    for source in Shards.open(options.out).index.sources:
+    index = Index.model_validate_json((out / INDEX).read_bytes())
+    for source in index.sources:
         if source.skipped:
             told = ", ".join(f"{count} {kind}" for kind, count in source.skipped.items())
             say(f"{source.name}: rows left out: {told}")
         if source.changed:
             say(f"{source.name}: {source.changed} {_CHANGED}")
-    return digest
+    return index
 
 
 def _print(index: Index, as_json: bool) -> int:

@@ -26,6 +26,11 @@ class S3(ArrowFSWrapper):  # type: ignore[misc]
         named = {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme} if endpoint.netloc else {}
         super().__init__(S3FileSystem(region=region, **named), **options)
 
+    @classmethod
+    def _parent(cls, path: str) -> str:
+        """Of the class, as universal_pathlib asks for it; the wrapper's own is an instance's."""
+        return path.rstrip("/").rpartition("/")[0]
+
 
 def register() -> None:
     """Have fsspec open s3:// addresses so."""

@@ -15,12 +15,14 @@ from hashlib import sha256
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from shutil import disk_usage, rmtree
+from shutil import disk_usage, rmtree, which
+from tempfile import gettempdir
 
 from murmur.data import job as jobs
 from murmur.data.index import INDEX
-from murmur.data.job import BUILDING, DISK_FULL, FAULT, Job
-from murmur.data.recipe import Recipe, Source, made
+from murmur.data.job import BUILDING, DISK_FULL, FAULT, JOB, TASK, Job
+from murmur.data.place import Place, entries, is_local, place_of, remove
+from murmur.data.recipe import Execution, Recipe, Source, executed, made
 from murmur.data.sources import TextFile, files_of
 from murmur.data.tokenizer import byte_tokenizer, open_tokenizer
 from murmur.protocol.errors import ConfigError
@@ -29,6 +31,7 @@ from murmur.protocol.types import Digest
 Progress = Callable[[str, int, int], None]
 """Called with a step, its tasks that are done, and all of them."""
 _LOOK_SECONDS = 0.1
+_LOOK_AFAR_SECONDS = 5.0
 _TASKS_PER_WORKER = 8
 """More tasks than workers: a kill costs less, and the last ones end together."""
 _MOST_TASKS = 1000
@@ -38,35 +41,46 @@ _TEXT_PER_TOKEN = 4
 
 def build(
     source: str | Recipe,
-    out: Path,
+    out: Place,
     *,
-    workers: int = 1,
-    tasks: int | None = None,
     on_progress: Progress = lambda step, done, total: None,
     say: Callable[[str], None] = lambda line: None,
     **fields: object,
 ) -> Digest:
     """Tokenise a recipe's sources, or one, into shards under `out`; return the index's digest.
 
-    fields: of a recipe whose only source is `source`, or of that source (murmur/data/recipe.py). workers: tasks that
-    run at a time. tasks: parts of the work, at most one for each file.
+    fields: of the execution, of a recipe whose only source is `source`, or of that source (murmur/data/recipe.py).
 
     index.json is written last: a build that was cut short is not a data set; the same call goes on with it. Raises
     ConfigError for an unknown or unusable source, a folder that already holds a data set or another unfinished build,
     too many bad rows, too little text, or a full disk.
     """
+    execution = executed(**{name: fields.pop(name) for name in tuple(fields) if name in Execution.model_fields})
     recipe = source if isinstance(source, Recipe) else _of_one(source, fields)
+    if find_spec("datatrove") is None:
+        raise ConfigError("building a data set needs the extra data: pip install 'murmuration-node[data]'")
+    _require_reached(execution, out)
+    try:
+        return _built(recipe, out, execution, on_progress, say)
+    except OSError as fault:
+        if is_local(out):
+            raise
+        raise ConfigError(f"{out} cannot be used: {fault}. If it is mended, give the same command again") from None
+
+
+def _built(
+    recipe: Recipe, out: Place, execution: Execution, on_progress: Progress, say: Callable[[str], None]
+) -> Digest:
     if (out / INDEX).exists():
-        if not (out / BUILDING).exists():
+        begun = jobs.load(out)
+        if begun is None:
             raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
-        _require_same(jobs.load(out), recipe)
+        _require_same(begun, recipe)
         return _tidied(out)  # it was cut short behind its last step
     if out.exists() and not out.is_dir():
         raise ConfigError(f"cannot use {out}: it is no folder")
-    if find_spec("datatrove") is None:
-        raise ConfigError("building a data set needs the extra data: pip install 'murmuration-node[data]'")
-    job = _job(recipe, out, workers, tasks, say)
-    _run(job, workers, on_progress)
+    job = _job(recipe, out, execution, say)
+    _run(job, execution, on_progress)
     return _tidied(out)
 
 
@@ -75,7 +89,17 @@ def _of_one(path: str, fields: dict[str, object]) -> Recipe:
     return made(sources=({"path": path, **own},), **fields)
 
 
-def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callable[[str], None]) -> Job:
+def _require_reached(execution: Execution, out: Place) -> None:
+    """Raise ConfigError where the executor, or its machines, cannot do their part."""
+    if execution.kind == "slurm" and which("sbatch") is None:
+        raise ConfigError("--executor slurm: there is no sbatch here; run the command on a machine that submits jobs")
+    if execution.kind == "slurm" and not is_local(out):
+        raise ConfigError(f"Slurm's jobs are handed over by a folder: give a shared one as --out, not {out}")
+    if execution.kind == "ray" and find_spec("ray") is None:
+        raise ConfigError("--executor ray needs Ray: pip install ray")
+
+
+def _job(recipe: Recipe, out: Place, execution: Execution, say: Callable[[str], None]) -> Job:
     """Begin a build, or go on with one. Raises ConfigError where it had another recipe, or its text has changed."""
     codec = (
         byte_tokenizer()
@@ -89,7 +113,7 @@ def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callab
     _require_once(found)
     begun = jobs.load(out)
     if begun is not None and not begun.has_tokens:
-        rmtree(begun.work)  # nothing is lost with it, and it may have been given up for another recipe
+        remove(begun.work)  # nothing is lost with it, and it may have been given up for another recipe
         begun = None
     _require_same(begun, recipe)
     if begun is not None:
@@ -100,6 +124,9 @@ def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callab
         if begun.recipe != recipe:
             begun = replace(begun, recipe=recipe)
             begun.save()
+        if execution.kind == "local":
+            for folder in Path(str(begun.work)).glob(f"{TASK}*"):
+                rmtree(folder)  # of a process that was killed
         return begun
     if recipe.tokenizer is None and (recipe.end is not None or recipe.bos):
         raise ConfigError(
@@ -109,7 +136,8 @@ def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callab
     _require_of_text(recipe, found)
     estimated = _tokens(recipe, found, codec.token_bytes)
     _require_room(out, estimated * codec.token_bytes)
-    num_tasks = tasks if tasks is not None else min(_MOST_TASKS, workers * _TASKS_PER_WORKER)
+    workers = execution.workers or (1 if execution.kind == "local" else _MOST_TASKS)
+    num_tasks = execution.tasks or min(_MOST_TASKS, workers * _TASKS_PER_WORKER)
     job = Job(
         out,
         recipe,
@@ -122,11 +150,11 @@ def _job(recipe: Recipe, out: Path, workers: int, tasks: int | None, say: Callab
     return job
 
 
-def _require_apart(recipe: Recipe, out: Path) -> None:
+def _require_apart(recipe: Recipe, out: Place) -> None:
     """Raise ConfigError where the data set would lie among its own text."""
     for source in recipe.sources:
         folder = Path(source.path)
-        if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+        if isinstance(out, Path) and folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"--out {out} lies inside {source.path}: choose a folder outside of the text")
 
 
@@ -171,8 +199,10 @@ def _tokens(recipe: Recipe, found: Sequence[TextFile], token_bytes: int) -> int:
     return int(total)
 
 
-def _require_room(out: Path, token_bytes: int) -> None:
+def _require_room(out: Place, token_bytes: int) -> None:
     """Raise ConfigError where the disk has no room: for what is scattered, and for the shards."""
+    if not isinstance(out, Path):
+        return
     place = next((folder for folder in (out, *out.absolute().parents) if folder.is_dir()), Path("/"))
     free = disk_usage(place).free
     if free < 2 * token_bytes:
@@ -182,31 +212,37 @@ def _require_room(out: Path, token_bytes: int) -> None:
         )
 
 
-def _run(job: Job, workers: int, on_progress: Progress) -> None:
+def _run(job: Job, execution: Execution, on_progress: Progress) -> None:
     """Run all steps, in processes of their own. Raises ConfigError with its reason when one fails."""
-    if workers == 1 or max(job.steps.values()) == 1:
-        _run_all(job, [[f"{step}:0:{tasks}" for step, tasks in job.steps.items()]], on_progress)
+    workers = execution.workers or 1
+    if execution.kind != "local" or workers == 1 or max(job.steps.values()) == 1:
+        _run_all(job, execution, [[f"{step}:0:{tasks}" for step, tasks in job.steps.items()]], on_progress)
         return
     for step, tasks in job.steps.items():
         edges = [tasks * number // workers for number in range(workers + 1)]
-        _run_all(job, [[f"{step}:{first}:{end - first}"] for first, end in pairwise(edges) if end > first], on_progress)
+        parts = [[f"{step}:{first}:{end - first}"] for first, end in pairwise(edges) if end > first]
+        _run_all(job, execution, parts, on_progress)
 
 
-def _run_all(job: Job, parts: Sequence[list[str]], on_progress: Progress) -> None:
+def _run_all(job: Job, execution: Execution, parts: Sequence[list[str]], on_progress: Progress) -> None:
     """Run one process for each of these, until all are done or one fails."""
     (job.work / FAULT).unlink(missing_ok=True)
-    log = job.work / "log.txt"
+    log = job.work / "log.txt" if isinstance(job.work, Path) else Path(gettempdir()) / f"murmur-build-{os.getpid()}.txt"
     environment = {**os.environ, "PYTHONUTF8": "1", "TOKENIZERS_PARALLELISM": "false"}
+    out = str(job.out.absolute()) if isinstance(job.out, Path) else str(job.out)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with log.open("ab") as told:
             for part in parts:
-                words = [sys.executable, "-m", "murmur.data.engine", str(job.out.absolute()), *part]
+                words = [sys.executable, "-m", "murmur.data.engine", out, execution.model_dump_json(), *part]
                 processes.append(
                     subprocess.Popen(words, stdin=subprocess.PIPE, stdout=told, stderr=told, env=environment)
                 )
+        told_at = 0.0
         while None in (statuses := [process.poll() for process in processes]) and not any(statuses):
-            _tell(job, on_progress)
+            if time.monotonic() - told_at > (_LOOK_SECONDS if is_local(job.out) else _LOOK_AFAR_SECONDS):
+                _tell(job, on_progress)
+                told_at = time.monotonic()
             time.sleep(_LOOK_SECONDS)
     finally:
         for process in processes:
@@ -230,16 +266,18 @@ def _run_all(job: Job, parts: Sequence[list[str]], on_progress: Progress) -> Non
 
 def _tell(job: Job, on_progress: Progress) -> None:
     for step, tasks in job.steps.items():
-        done = job.work / "log" / step / "completions"
-        count = len(os.listdir(done)) if done.is_dir() else 0
+        count = len(entries(place_of(job.log(step)) / "completions"))
         if count < tasks:
             on_progress(step, count, tasks)
             return
 
 
-def _tidied(out: Path) -> Digest:
+def _tidied(out: Place) -> Digest:
     """Remove what is not needed any more; return the index's digest."""
     for partial in out.glob("*.partial"):
         partial.unlink()
-    rmtree(out / BUILDING)
+    for each in entries(out / BUILDING):
+        if each.name != JOB:  # it says whose the rest is, so it goes last
+            remove(each)
+    remove(out / BUILDING)
     return Digest(sha256((out / INDEX).read_bytes()).digest())

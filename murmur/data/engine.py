@@ -1,4 +1,4 @@
-"""A process that builds: datatrove runs tasks of a step. Usage: python -m murmur.data.engine OUT STEP:FIRST:TASKS ..
+"""A process that builds. Usage: python -m murmur.data.engine OUT EXECUTION STEP:FIRST:TASKS ..
 
 Processes of their own, since datatrove takes over a process's log, and since a pool whose worker is killed waits for
 ever. Each ends with whoever started it: when its standard input is closed.
@@ -8,58 +8,25 @@ import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
 from threading import Thread
 
-from datatrove.executor.local import LocalPipelineExecutor
-from datatrove.pipeline.base import PipelineStep
-
 from murmur import files
-from murmur.data.gather import Gather, Plan, WriteIndex
+from murmur.data import executors, place
 from murmur.data.job import DISK_FULL, FAULT, Job, load
-from murmur.data.proof import Proof
-from murmur.data.reader import Reader
-from murmur.data.scatter import Scatter
+from murmur.data.recipe import Execution
 from murmur.protocol.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
 
 
-def pipeline(job: Job, step: str) -> list[PipelineStep]:
-    reader = Reader(job)
-    match step:
-        case "proof":
-            return [Proof(job, reader)]
-        case "text":
-            return [reader, Scatter(job, reader)]
-        case "plan":
-            return [Plan(job)]
-        case "shards":
-            return [Gather(job)]
-    return [WriteIndex(job)]
-
-
-def run(job: Job, parts: list[str]) -> None:
-    """Run these tasks, but for those that are done. Raises ConfigError."""
-    for part in parts:
-        step, first, tasks = part.split(":")
-        LocalPipelineExecutor(
-            pipeline(job, step),
-            tasks=job.steps[step],
-            workers=1,
-            logging_dir=str(job.work / "log" / step),
-            local_tasks=int(tasks),
-            local_rank_offset=int(first),
-        ).run()
-
-
-def end_with_parent() -> None:
-    """End this process when its standard input is closed: whoever started it has ended."""
+def end_with_parent(job: Job, execution: Execution) -> None:
+    """End this process, and what it has set going, when its standard input is closed: whoever started it has ended."""
 
     def watch() -> None:
         # Not through sys.stdin: a process forked meanwhile would wait for its lock for ever.
         while os.read(0, 1):
             pass
+        executors.cancel(job, execution)
         os._exit(1)
 
     Thread(target=watch, name="parent", daemon=True).start()
@@ -69,13 +36,17 @@ def end_with_parent() -> None:
 
 
 def main() -> int:
-    job = load(Path(sys.argv[1]))
+    job, execution = load(place.place_of(sys.argv[1])), Execution.model_validate_json(sys.argv[2])
     assert job is not None
-    end_with_parent()
+    end_with_parent(job, execution)
     try:
-        run(job, sys.argv[2:])
+        for part in sys.argv[3:]:
+            step, first, tasks = part.split(":")
+            executors.run(job, execution, step, int(first), int(tasks))
+            if (job.work / FAULT).exists():
+                return 1
     except ConfigError as fault:
-        files.write(job.work / FAULT, str(fault).encode(errors="backslashreplace"))
+        place.write(job.work / FAULT, str(fault).encode(errors="backslashreplace"))
         return 1
     except OSError as fault:
         if files.is_full(fault):

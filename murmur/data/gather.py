@@ -14,7 +14,7 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
-from murmur import files
+from murmur.data import place
 from murmur.data.index import (
     INDEX,
     TOKENIZER,
@@ -70,7 +70,7 @@ class Plan(PipelineStep):  # type: ignore[misc]
             "bad": {f"{source} {kind}": count for (source, kind), count in bad.items()},
             "changed": [changed[source] for source in range(len(sources))],
         }
-        files.write(job.plan, json.dumps(plan).encode())
+        place.write(job.plan, json.dumps(plan).encode())
         yield from ()
 
     def _tables(self) -> Any:
@@ -182,16 +182,15 @@ class Gather(PipelineStep):  # type: ignore[misc]
         job = self.job
         token_bytes = job.open_tokenizer().token_bytes
         tokens, tables = list[NDArray[Any]](), list[Table]()
-        for task in range(job.num_tasks):
-            if (path := job.scattered(bucket, task)).exists():
-                try:
-                    found, table = read_scattered(path, little_endian(token_bytes))
-                except ValueError as fault:
-                    raise ConfigError(f"{fault}: delete {job.work} and build again") from None
-                tokens.append(found)
-                tables.append(table)
+        for path in place.entries(job.bucket(bucket)):
+            try:
+                found, table = read_scattered(path, little_endian(token_bytes))
+            except ValueError as fault:
+                raise ConfigError(f"{fault}: delete {job.work} and build again") from None
+            tokens.append(found)
+            tables.append(table)
         if not tables:
-            files.write(job.entries(bucket), b"[]")
+            place.write(job.entries(bucket), b"[]")
             return
         table = np.concatenate(tables)
         ends = np.cumsum(table["length"], dtype=np.int64)
@@ -214,7 +213,7 @@ class Gather(PipelineStep):  # type: ignore[misc]
                     for source in np.unique(of).tolist()
                 ]
                 told.append({"split": split, "entry": entry.model_dump(mode="json"), "counts": counts})
-        files.write(job.entries(bucket), json.dumps(told).encode())
+        place.write(job.entries(bucket), json.dumps(told).encode())
 
     def _write(self, name: str, documents: list[NDArray[Any]], token_bytes: int) -> ShardEntry:
         num_tokens = sum(map(len, documents))
@@ -223,8 +222,8 @@ class Gather(PipelineStep):  # type: ignore[misc]
         data[: len(header)] = np.frombuffer(header, np.uint8)
         np.concatenate(documents, out=data[len(header) :].view(little_endian(token_bytes)))
         leaves = list_leaves(data.data)
-        files.write(self.job.out / f"{name}.leaves", leaves)
-        files.write(self.job.out / f"{name}.npy", data.data)
+        place.write(self.job.out / f"{name}.leaves", leaves)
+        place.write(self.job.out / f"{name}.npy", data.data)
         return ShardEntry(
             file=f"{name}.npy",
             sha256=sha256(data.data).hexdigest(),
@@ -253,9 +252,9 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
                 for source, count, length in told["counts"]:
                     documents[source] += count
                     tokens[source] += length
-        files.write(out / TOKENIZER_CONFIG, codec.config)
+        place.write(out / TOKENIZER_CONFIG, codec.config)
         if codec.file is not None:
-            files.write(out / TOKENIZER, codec.file)
+            place.write(out / TOKENIZER, codec.file)
         skipped: dict[int, dict[str, int]] = {}
         for name, count in plan["bad"].items():
             number, _, kind = name.partition(" ")
@@ -284,5 +283,5 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
             train=tuple(entries["train"]),
             held_out=tuple(entries["held-out"]),
         )
-        files.write(out / INDEX, index.to_bytes())
+        place.write(out / INDEX, index.to_bytes())
         yield from ()

@@ -8,8 +8,8 @@ from pathlib import Path
 from re import Pattern
 from typing import Any
 
-from murmur import files
-from murmur.data import pieces
+from murmur.data import pieces, place
+from murmur.data.place import Place
 from murmur.data.recipe import Recipe
 from murmur.data.sources import TextFile
 from murmur.data.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
@@ -17,6 +17,8 @@ from murmur.protocol.errors import ConfigError
 
 BUILDING = "building"
 """Folder of what is needed until the data set is done."""
+TASK = "task-"
+"""How folders of tasks that are not done begin."""
 JOB, FAULT = "job.json", "fault.txt"
 """What all tasks know; why the last try failed."""
 DISK_FULL = 3
@@ -27,7 +29,7 @@ DISK_FULL = 3
 class Job:
     """out: the data set's folder. tokenizer: the identity of the one that all tasks use."""
 
-    out: Path
+    out: Place
     recipe: Recipe
     tokenizer: str
     files: tuple[TextFile, ...]
@@ -35,7 +37,7 @@ class Job:
     num_tasks: int
 
     @property
-    def work(self) -> Path:
+    def work(self) -> Place:
         return self.out / BUILDING
 
     @cached_property
@@ -73,29 +75,34 @@ class Job:
 
     # --- files -----------------------------------------------------------------------------------------------
 
-    def table(self, rank: int) -> Path:
+    def table(self, rank: int) -> Place:
         return self.work / "tables" / f"{rank:05d}.table"
 
-    def report(self, rank: int) -> Path:
+    def report(self, rank: int) -> Place:
         return self.work / "tables" / f"{rank:05d}.json"
 
-    def scattered(self, bucket: int, rank: int) -> Path:
-        return self.work / "buckets" / f"{bucket:06d}" / f"{rank:05d}"
+    def log(self, step: str) -> str:
+        """The folder in which datatrove notes what is done."""
+        return str(self.work / "log" / step)
 
-    def entries(self, bucket: int) -> Path:
+    def bucket(self, bucket: int) -> Place:
+        """The folder of its files, one of each task that has any."""
+        return self.work / "buckets" / f"{bucket:06d}"
+
+    def entries(self, bucket: int) -> Place:
         return self.work / "entries" / f"{bucket:06d}.json"
 
     @property
     def has_tokens(self) -> bool:
         """Whether any task has made tokens."""
-        return any((self.work / "tables").iterdir())
+        return bool(place.entries(self.work / "tables"))
 
     @property
-    def cut(self) -> Path:
+    def cut(self) -> Place:
         return self.work / "cut.json"
 
     @property
-    def plan(self) -> Path:
+    def plan(self) -> Place:
         return self.work / "plan.json"
 
     # --- on disk ---------------------------------------------------------------------------------------------
@@ -112,10 +119,10 @@ class Job:
     def save(self) -> None:
         for folder in ("tables", "buckets", "entries"):
             (self.work / folder).mkdir(parents=True, exist_ok=True)
-        files.write(self.work / JOB, json.dumps(self.to_json()).encode())
+        place.write(self.work / JOB, json.dumps(self.to_json()).encode())
 
 
-def load(out: Path) -> Job | None:
+def load(out: Place) -> Job | None:
     """Return the job of an unfinished build; None when there is none. Raises ConfigError where it cannot be read."""
     try:
         table = json.loads((out / BUILDING / JOB).read_bytes())

@@ -13,7 +13,7 @@ from typing import Any
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
-from murmur import files
+from murmur.data import place
 from murmur.data.job import Job
 from murmur.data.pieces import safe_places
 from murmur.data.reader import Reader
@@ -55,7 +55,7 @@ class Proof(PipelineStep):  # type: ignore[misc]
                     )
             if tokens:
                 _require_own(native, tokens)
-        files.write(
+        place.write(
             self.job.cut, json.dumps(safe_places(lambda text: codec.encode([text])[0].tolist(), texts)).encode()
         )
         yield from ()

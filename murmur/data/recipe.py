@@ -1,4 +1,4 @@
-"""What a data set is made of: sources of text and how they are mixed, read from flags or from a TOML file."""
+"""What a data set is made of, and who makes it: sources, their mix, an executor; from flags or from a TOML file."""
 
 import tomllib
 from pathlib import Path
@@ -74,6 +74,33 @@ class Recipe(_Fields):
         return self
 
 
+class Execution(_Fields):
+    """Who runs the tasks. kind: processes of this machine, jobs of Slurm, or tasks of Ray. workers: tasks at a time; by
+    default one on this machine, and elsewhere all. tasks: parts of the work, at most one for each file. partition,
+    time: of Slurm. memory_gb: of each task."""
+
+    kind: Literal["local", "slurm", "ray"] = "local"
+    workers: _Positive | None = None
+    tasks: _Positive | None = None
+    partition: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,-]{1,200}$")] | None = None
+    time: Annotated[str, Field(pattern=r"^[0-9:-]{1,20}$")] = "24:00:00"
+    memory_gb: _Positive = 4
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind == "slurm" and self.partition is None:
+            raise ValueError("Slurm needs a partition: name it in the recipe's [executor]")
+        return self
+
+
+def executed(**fields: object) -> Execution:
+    """Return an execution of these fields. Raises ConfigError with one line per fault."""
+    try:
+        return Execution.model_validate(fields)
+    except ValidationError as fault:
+        raise ConfigError("the data set cannot be built:\n" + fault_lines(fault)) from None
+
+
 def made(**fields: object) -> Recipe:
     """Return a recipe of these fields. Raises ConfigError with one line per fault."""
     try:
@@ -82,8 +109,9 @@ def made(**fields: object) -> Recipe:
         raise ConfigError("the data set cannot be built:\n" + fault_lines(fault)) from None
 
 
-def read(path: Path) -> Recipe:
-    """Read a recipe from a TOML file; paths in it are relative to its folder. Raises ConfigError."""
+def read(path: Path) -> tuple[Recipe, dict[str, object]]:
+    """Read a recipe and the fields of its executor from a TOML file; paths in it are relative to its folder. Raises
+    ConfigError."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
@@ -92,14 +120,16 @@ def read(path: Path) -> Recipe:
     if not isinstance(sources, list):
         raise ConfigError(f"the recipe {path} has no [[sources]]: name at least one")
     table["sources"] = tuple(sources)
+    executor = table.pop("executor", {})
+    if not isinstance(executor, dict):
+        raise ConfigError(f"the recipe {path}: executor is a table, [executor]")
     recipe = made(**table)
 
     def beside(name: str) -> str:
         return name if name == "botocore" or name.startswith("hf:") or "://" in name else str(path.parent / name)
 
-    return recipe.model_copy(
-        update={
-            "sources": tuple(s.model_copy(update={"path": beside(s.path)}) for s in recipe.sources),
-            "tokenizer": None if recipe.tokenizer is None else beside(recipe.tokenizer),
-        }
-    )
+    paths = {
+        "sources": tuple(s.model_copy(update={"path": beside(s.path)}) for s in recipe.sources),
+        "tokenizer": None if recipe.tokenizer is None else beside(recipe.tokenizer),
+    }
+    return recipe.model_copy(update=paths), executor

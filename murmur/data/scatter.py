@@ -6,13 +6,12 @@ shard (murmur/data/gather.py), so no step needs an order of all, or reads what a
 """
 
 import json
-import os
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,10 @@ from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
 from murmur import files
-from murmur.data.job import Job
+from murmur.data import place
+from murmur.data.job import TASK, Job
 from murmur.data.pieces import PIECE_CHARACTERS, pieces
+from murmur.data.place import Place
 from murmur.data.reader import Reader
 from murmur.data.shards import little_endian
 from murmur.data.tokenizer import Ids, Tokenizer
@@ -93,8 +94,8 @@ class Scatter(PipelineStep):  # type: ignore[misc]
             "changed": sorted(bad.changed.items()),
             "rows": sorted(bad.rows.items()),
         }
-        files.write(self.job.report(rank), json.dumps(told).encode())
-        files.write(self.job.table(rank), np.concatenate([np.empty(0, ROW), *out.rows]).tobytes())
+        place.write(self.job.report(rank), json.dumps(told).encode())
+        place.write(self.job.table(rank), np.concatenate([np.empty(0, ROW), *out.rows]).tobytes())
         yield from ()
 
     def _encode(self, codec: Tokenizer, batch: list[Document], out: "_Buckets") -> None:
@@ -121,9 +122,9 @@ class _Buckets:
         self._tables = defaultdict[int, list[Table]](list)
         self._digests = defaultdict[int, Any](sha256)
         self._held = 0
-        self._folder = job.work / f"task-{rank:05d}{files.PARTIAL}"
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        # Of this process alone: another one may have been given the same task, and both make the same files.
+        self._temporary = TemporaryDirectory(files.PARTIAL, TASK, job.work if isinstance(job.work, Path) else None)
+        self._folder = Path(self._temporary.name)
 
     def add(self, document: Document, ids: Ids) -> None:
         file, job = document.metadata["file"], self.job
@@ -164,19 +165,16 @@ class _Buckets:
             tail = table.tobytes() + len(table).to_bytes(8, "little")
             digest = self._digests[bucket]
             digest.update(tail)
-            path, place = self._folder / f"{bucket:06d}", self.job.scattered(bucket, self.rank)
+            path = self._folder / f"{bucket:06d}"
             with path.open("ab") as file:
                 file.write(tail + digest.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, place)
-        shutil.rmtree(self._folder)
+            place.move(path, self.job.bucket(bucket) / f"{self.rank:05d}")
+        self._temporary.cleanup()
 
 
-def read_scattered(path: Path, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Table]:
+def read_scattered(path: Place, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Table]:
     """Return the tokens and the table of one file. Raises ValueError for one that is not whole, or was changed."""
-    data = np.fromfile(path, np.uint8)
+    data = np.frombuffer(path.read_bytes(), np.uint8)
     view = data.data
     if len(view) < 40 or sha256(view[:-32]).digest() != view[-32:]:
         raise ValueError(f"{path} is damaged")
@@ -185,7 +183,5 @@ def read_scattered(path: Path, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Tabl
     return data[:end].view(dtype), np.frombuffer(view[end : len(view) - 40], ROW)
 
 
-def read_tables(paths: Iterable[Path]) -> Iterable[Table]:
-    for path in paths:
-        if path.stat().st_size:
-            yield np.memmap(path, ROW, "r")
+def read_tables(paths: Iterable[Place]) -> Iterable[Table]:
+    return (np.frombuffer(path.read_bytes(), ROW) for path in paths)

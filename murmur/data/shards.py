@@ -252,15 +252,7 @@ class Shards:
                 f"{path} is another data set than the run's: its sha256 is {digest.hex()}, the run spec says "
                 f"{index_digest.hex()}; point the node at the run's data or delete this folder"
             )
-        try:
-            index = Index.model_validate_json(data)
-        except ValidationError as fault:
-            if any(error["loc"] == ("version",) for error in fault.errors()):
-                raise ConfigError(
-                    f"{path} is not a valid index of shards: another release built it, and this one reads version 3. "
-                    "Build the data set again (murmur shards build): its tokens and digest will be others"
-                ) from None
-            raise ConfigError(f"{path} is not a valid index of shards:\n" + fault_lines(fault)) from None
+        index = parse_index(data, str(path))
         if remote is None:
             for entry in (*index.train, *index.held_out):
                 if not (folder / entry.file).is_file():
@@ -288,6 +280,19 @@ class Shards:
                 f"the held-out split is too small: it has {available} sequences of {spec.model.context} tokens, "
                 f"data.held_out_sequences asks for {spec.data.held_out_sequences}; build with more data"
             )
+
+
+def parse_index(data: bytes, name: str) -> Index:
+    """Return an index of these bytes. Raises ConfigError."""
+    try:
+        return Index.model_validate_json(data)
+    except ValidationError as fault:
+        if any(error["loc"] == ("version",) for error in fault.errors()):
+            raise ConfigError(
+                f"{name} is not a valid index of shards: another release built it, and this one reads version 3. "
+                "Build the data set again (murmur shards build): its tokens and digest will be others"
+            ) from None
+        raise ConfigError(f"{name} is not a valid index of shards:\n" + fault_lines(fault)) from None
 
 
 def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -> _Array:

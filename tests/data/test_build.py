@@ -21,7 +21,7 @@ from murmur.data import build as building
 from murmur.data.build import build
 from murmur.data.index import INDEX
 from murmur.data.job import BUILDING
-from murmur.data.recipe import made
+from murmur.data.recipe import Execution, made
 from murmur.data.scatter import draws, read_scattered
 from murmur.data.shards import Shards
 from murmur.lab.simulation.clock import Killed
@@ -160,11 +160,13 @@ def test_tasks_workers_and_the_place_of_the_text_change_nothing(tmp_path: Path) 
 def within(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps run in this process."""
 
-    def run_all(job: Any, parts: list[list[str]], on_progress: Any) -> None:
-        from murmur.data import engine
+    def run_all(job: Any, execution: Any, parts: list[list[str]], on_progress: Any) -> None:
+        from murmur.data import executors
 
         for part in parts:
-            engine.run(job, part)
+            for each in part:
+                step, first, tasks = each.split(":")
+                executors.run(job, execution, step, int(first), int(tasks))
 
     monkeypatch.setattr(building, "_run_all", run_all)
 
@@ -290,7 +292,7 @@ def test_a_flipped_bit_in_what_was_scattered_does_not_get_into_the_data_set(
     source, real = text_folder(tmp_path), Gather._bucket
 
     def flipped(self: Any, bucket: int, plan: Any) -> None:
-        path = self.job.scattered(bucket, 0)
+        path = self.job.bucket(bucket) / "00000"
         data = bytearray(path.read_bytes())
         data[100] ^= 1
         path.write_bytes(data)
@@ -335,8 +337,8 @@ def test_a_disk_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(building, "_tidied", lambda out: b"")
         build(str(text_folder(tmp_path)), out)
     monkeypatch.setattr(files, "write", full)
-    monkeypatch.setattr(engine, "end_with_parent", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["engine", str(out), "proof:0:1"])
+    monkeypatch.setattr(engine, "end_with_parent", lambda *words: None)
+    monkeypatch.setattr(sys, "argv", ["engine", str(out), Execution().model_dump_json(), "proof:0:1"])
     assert engine.main() == DISK_FULL
 
 

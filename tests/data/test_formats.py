@@ -252,7 +252,7 @@ def test_a_recipe_names_its_files_from_its_own_folder(tmp_path: Path, monkeypatc
         (tmp_path / folder / "web" / "a.jsonl").write_bytes(jsonl([text, text + " too"]))
     (tmp_path / "there" / "data.toml").write_text('[[sources]]\npath = "web/**/*.jsonl"\nrepeats = 2.0\n')
     monkeypatch.chdir(tmp_path / "here")
-    build(read(tmp_path / "there" / "data.toml"), tmp_path / "out")
+    build(read(tmp_path / "there" / "data.toml")[0], tmp_path / "out")
     assert set(documents(tmp_path / "out")) == {b"this", b"this too"}
     (tmp_path / "there" / "data.toml").write_text('tokenizer = 5\n[[sources]]\npath = "x"\nweigth = 2\n')
     with pytest.raises(ConfigError, match=r"weigth(.|\n)*tokenizer|tokenizer(.|\n)*weigth"):

@@ -1,0 +1,70 @@
+"""Folders of a build: on a disk, or behind an address such as s3://BUCKET/NAME, which all of its machines reach."""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from murmur import files
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+Place: TypeAlias = "Path | UPath"
+
+
+def place_of(name: str) -> Place:
+    """Return a folder by its path or address. The latter needs the extra data."""
+    if "://" not in name:
+        return Path(os.path.expanduser(name))
+    from upath import UPath
+
+    from murmur.data import addresses
+
+    addresses.register()
+    return UPath(name)
+
+
+def is_local(place: Place) -> bool:
+    return isinstance(place, Path)
+
+
+def write(place: Place, *parts: bytes | memoryview) -> None:
+    """Write a file that is there whole or not at all, durably on a disk."""
+    if isinstance(place, Path):
+        files.write(place, *parts)
+        return
+    with place.open("wb") as file:
+        for part in parts:
+            file.write(part)
+
+
+def move(path: Path, place: Place) -> None:
+    """Put a whole file of this machine there."""
+    if isinstance(place, Path):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, place)
+        return
+    with path.open("rb") as file, place.open("wb") as to:
+        shutil.copyfileobj(file, to, 1 << 24)
+    path.unlink()
+
+
+def entries(place: Place) -> list[Place]:
+    """Return what a folder holds, by name; nothing where there is none."""
+    found: list[Place] = [*place.iterdir()] if place.is_dir() else []
+    return sorted(found, key=str)
+
+
+def remove(place: Place) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if place.is_file():
+        place.unlink()
+    elif isinstance(place, Path):
+        shutil.rmtree(place)
+    else:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            place.rmdir(recursive=True)
