@@ -244,7 +244,7 @@ class Reader(PipelineStep):  # type: ignore[misc]
                 if not len(text):
                     self.bad.note(file, row, "empty")
                     continue
-                self.bad.changed[file.source] += len(codec.document(text)) != len(ids)
+                self.bad.changed[file.source] += len(ids) - len(text) != 1 + (codec.bos is not None)
                 yield Document(text="", id=str(row), metadata={"file": file, "ids": text})
         except (OSError, ValueError) as fault:
             raise ConfigError(f"{file.path} cannot be used: {fault}") from None

@@ -18,6 +18,7 @@ import numpy as np
 from datatrove.data import Document, DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
+from xxhash import xxh3_128
 
 from murmur import files
 from murmur.data import place
@@ -37,7 +38,9 @@ source, tokens and bytes of text."""
 _BATCH_CHARACTERS = 1 << 20
 """About so much text is tokenised at once, .."""
 _HELD_BYTES = 128 << 20
-""".. and so many bytes of tokens are held before they are appended to their buckets' files."""
+""".. and so many bytes of tokens and rows are held before they are appended to their buckets' files."""
+_ROW_BYTES = 300
+"""A row in Python's own numbers."""
 
 
 def draws(seed: int, source: int, file: str, row: str, copy: int) -> tuple[int, int]:
@@ -112,15 +115,16 @@ def tokens_of(codec: Tokenizer, text: str, places: Any) -> Ids:
 
 
 class _Buckets:
-    """The buckets' files of one task: tokens of documents, then their table, its length, and a sha256 of all."""
+    """The buckets' files of one task: tokens of documents, then their table, its length, and a checksum of all."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank, self.codec = job, rank, job.open_tokenizer()
         self.dtype = little_endian(self.codec.token_bytes)
         self.rows: list[Table] = []
         self._tokens = defaultdict[int, list[NDArray[Any]]](list)
+        self._rows = defaultdict[int, list[tuple[int, ...]]](list)
         self._tables = defaultdict[int, list[Table]](list)
-        self._digests = defaultdict[int, Any](sha256)
+        self._digests = defaultdict[int, xxh3_128](xxh3_128)
         self._held = 0
         # Of this process alone: another one may have been given the same task, and both make the same files.
         self._temporary = TemporaryDirectory(files.PARTIAL, TASK, job.work if isinstance(job.work, Path) else None)
@@ -134,27 +138,27 @@ class _Buckets:
         for copy in range(source.copies):
             draw, keep = draws(job.recipe.seed, file.source, file.plain_name, document.id, copy)
             first = draw if copy == 0 else first
-            row = np.array([(draw, first, keep, file.source, len(tokens), num_bytes if copy == 0 else 0)], ROW)
             bucket = bucket_of(draw, job.num_buckets)
             # A copy that is left out for its part of an epoch needs no place.
             if source.repeats is None or copy + keep / 2**64 < source.repeats:
                 self._tokens[bucket].append(tokens)
-                self._tables[bucket].append(row)
-                self.rows.append(row)
-                self._held += tokens.nbytes
-        if len(self.rows) >= 1 << 16:
-            self.rows = [np.concatenate(self.rows)]
+                row = (draw, first, keep, file.source, len(tokens), num_bytes if copy == 0 else 0)
+                self._rows[bucket].append(row)
+                self._held += tokens.nbytes + _ROW_BYTES
         if self._held >= _HELD_BYTES:
             self._append()
 
     def _append(self) -> None:
         for bucket, tokens in sorted(self._tokens.items()):
+            data = np.concatenate(tokens).data
             with (self._folder / f"{bucket:06d}").open("ab") as file:
-                for each in tokens:
-                    file.write(each.data)
-                    self._digests[bucket].update(each.data)
-            self._tables[bucket] = [np.concatenate(self._tables[bucket])]
+                file.write(data)
+            self._digests[bucket].update(data)
+            table = np.array(self._rows[bucket], ROW)
+            self._tables[bucket].append(table)
+            self.rows.append(table)
         self._tokens.clear()
+        self._rows.clear()
         self._held = 0
 
     def finish(self) -> None:
@@ -176,11 +180,11 @@ def read_scattered(path: Place, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Tab
     """Return the tokens and the table of one file. Raises ValueError for one that is not whole, or was changed."""
     data = np.frombuffer(path.read_bytes(), np.uint8)
     view = data.data
-    if len(view) < 40 or sha256(view[:-32]).digest() != view[-32:]:
+    if len(view) < 24 or xxh3_128(view[:-16]).digest() != view[-16:]:
         raise ValueError(f"{path} is damaged")
-    count = int.from_bytes(view[-40:-32], "little")
-    end = len(view) - 40 - count * ROW.itemsize
-    return data[:end].view(dtype), np.frombuffer(view[end : len(view) - 40], ROW)
+    count = int.from_bytes(view[-24:-16], "little")
+    end = len(view) - 24 - count * ROW.itemsize
+    return data[:end].view(dtype), np.frombuffer(view[end : len(view) - 24], ROW)
 
 
 def read_tables(paths: Iterable[Place]) -> Iterable[Table]:

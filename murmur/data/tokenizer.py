@@ -77,8 +77,10 @@ class Tokenizer:
 
     def document(self, ids: Ids) -> Ids:
         """Return a document's tokens: `bos`, its text's, `end`."""
-        begin = [] if self.bos is None else [self.bos]
-        return np.concatenate([np.array(begin, np.uint32), ids, np.array([self.end], np.uint32)])
+        begin = int(self.bos is not None)
+        found = np.empty(begin + len(ids) + 1, np.uint32)
+        found[:begin], found[begin:-1], found[-1] = self.bos or 0, ids, self.end
+        return found
 
     def text(self, document: Ids) -> Ids:
         """Return a document's tokens without those that begin and end it, as far as it has them."""
