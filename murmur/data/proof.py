@@ -48,10 +48,11 @@ class Proof(PipelineStep):  # type: ignore[misc]
                 if not len(ids):
                     raise ConfigError(f"the tokenizer has no tokens for {text[:50]!r}: it would be lost")
                 found = native.encode(text).ids
-                if found != codec.document(ids)[:-1].tolist():
+                begin = [] if codec.bos is None else [codec.bos]
+                if found != begin + ids.tolist():
                     raise ConfigError(
                         f"the tokenizer gives other ids to whoever opens its file, such as of {text[:50]!r}: "
-                        f"{found[:8]}, here {codec.document(ids)[:8].tolist()}"
+                        f"{found[:8]}, here {begin + ids[:8].tolist()}"
                     )
             if tokens:
                 _require_own(native, tokens)

@@ -109,8 +109,9 @@ class _Lines(BaseDiskReader):  # type: ignore[misc]
                     data = orjson.loads(line)
                 except orjson.JSONDecodeError:
                     data = _what_is_wrong(line)
-                line = b""  # it may be long, and the document is held while its text is used
-                if (document := self.get_document_from_dict(data, filepath, row)) is not None:
+                document = self.get_document_from_dict(data, filepath, row)
+                line = data = b""  # they may be long, and this stands still while the text is used
+                if document is not None:
                     yield document
 
 

@@ -7,7 +7,7 @@ shard (murmur/data/gather.py), so no step needs an order of all, or reads what a
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,8 @@ _BATCH_CHARACTERS = 1 << 20
 """About so much text is tokenised at once, .."""
 _HELD_BYTES = 128 << 20
 """.. and so many bytes of tokens and rows are held before they are appended to their buckets' files."""
+_PARTS = 1000
+"""So many of their parts are copied into one before."""
 _ROW_BYTES = 300
 """A row in Python's own numbers."""
 
@@ -80,7 +82,7 @@ class Scatter(PipelineStep):  # type: ignore[misc]
                 out.add(document, ids)
                 continue
             if len(document.text) > PIECE_CHARACTERS:
-                out.add(document, tokens_of(codec, document.text, places))
+                out.add(document, *tokens_of(codec, document.text, places))
                 continue
             batch.append(document)
             size += len(document.text)
@@ -106,12 +108,11 @@ class Scatter(PipelineStep):  # type: ignore[misc]
             out.add(document, ids)
 
 
-def tokens_of(codec: Tokenizer, text: str, places: Any) -> Ids:
-    """Return the ids of a text of any length, a batch of pieces at a time."""
-    found, parts = list[Ids](), pieces(text, places)
+def tokens_of(codec: Tokenizer, text: str, places: Any) -> Iterator[Ids]:
+    """Yield the ids of a text of any length, a batch of pieces at a time."""
+    parts = pieces(text, places)
     while lot := list(islice(parts, max(1, _BATCH_CHARACTERS // PIECE_CHARACTERS))):
-        found += codec.encode(lot)
-    return np.concatenate(found)
+        yield np.concatenate(codec.encode(lot))
 
 
 class _Buckets:
@@ -130,10 +131,13 @@ class _Buckets:
         self._temporary = TemporaryDirectory(files.PARTIAL, TASK, job.work if isinstance(job.work, Path) else None)
         self._folder = Path(self._temporary.name)
 
-    def add(self, document: Document, ids: Ids) -> None:
+    def add(self, document: Document, *ids: Ids) -> None:
+        """Take a document whose tokens are these, one part behind the other."""
         file, job = document.metadata["file"], self.job
-        tokens = self.codec.document(ids).astype(self.dtype, copy=False)
+        tokens = [part.astype(self.dtype, copy=False) for part in self.codec.document(ids)]
+        length = sum(map(len, tokens))
         source, num_bytes = job.recipe.sources[file.source], utf8_bytes(document.text)
+        document.text = ""  # it may be long, and what follows needs room
         first = 0
         for copy in range(source.copies):
             draw, keep = draws(job.recipe.seed, file.source, file.plain_name, document.id, copy)
@@ -141,19 +145,21 @@ class _Buckets:
             bucket = bucket_of(draw, job.num_buckets)
             # A copy that is left out for its part of an epoch needs no place.
             if source.repeats is None or copy + keep / 2**64 < source.repeats:
-                self._tokens[bucket].append(tokens)
-                row = (draw, first, keep, file.source, len(tokens), num_bytes if copy == 0 else 0)
+                self._tokens[bucket] += tokens
+                row = (draw, first, keep, file.source, length, num_bytes if copy == 0 else 0)
                 self._rows[bucket].append(row)
-                self._held += tokens.nbytes + _ROW_BYTES
+                self._held += length * self.dtype.itemsize + _ROW_BYTES
         if self._held >= _HELD_BYTES:
             self._append()
 
     def _append(self) -> None:
         for bucket, tokens in sorted(self._tokens.items()):
-            data = np.concatenate(tokens).data
             with (self._folder / f"{bucket:06d}").open("ab") as file:
-                file.write(data)
-            self._digests[bucket].update(data)
+                while tokens:
+                    data = np.concatenate(tokens[:_PARTS]).data
+                    del tokens[:_PARTS]
+                    file.write(data)
+                    self._digests[bucket].update(data)
             table = np.array(self._rows[bucket], ROW)
             self._tables[bucket].append(table)
             self.rows.append(table)

@@ -75,12 +75,10 @@ class Tokenizer:
     def token_bytes(self) -> int:
         return 2 if self.vocabulary <= 1 << 16 else 4
 
-    def document(self, ids: Ids) -> Ids:
-        """Return a document's tokens: `bos`, its text's, `end`."""
-        begin = int(self.bos is not None)
-        found = np.empty(begin + len(ids) + 1, np.uint32)
-        found[:begin], found[begin:-1], found[-1] = self.bos or 0, ids, self.end
-        return found
+    def document(self, ids: Sequence[Ids]) -> list[Ids]:
+        """Return a document's tokens, in parts: `bos`, its text's, `end`."""
+        begin = [] if self.bos is None else [np.array([self.bos], np.uint32)]
+        return [*begin, *ids, np.array([self.end], np.uint32)]
 
     def text(self, document: Ids) -> Ids:
         """Return a document's tokens without those that begin and end it, as far as it has them."""

@@ -281,7 +281,7 @@ def test_a_long_document_is_encoded_in_pieces_that_change_no_token(
     places = tuple(PLACES[kind] for kind in kinds)
     assert len(list(pieces(TEXT, places))) > 50
     assert "".join(pieces(TEXT, places)) == TEXT
-    assert tokens_of(codec, TEXT, places).tolist() == encode(TEXT)
+    assert np.concatenate([*tokens_of(codec, TEXT, places)]).tolist() == encode(TEXT)
     assert list(pieces("x" * 1000, places)) == ["x" * 1000], "nowhere to cut"
 
 
