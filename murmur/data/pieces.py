@@ -13,7 +13,7 @@ _SAMPLE_CHARACTERS = 200
 PLACES = (re.compile(r"(?<=\S)\n(?=[^\s/])"), re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])"))
 """Behind a single line end between two lines' texts, but for a slash, which o200k takes with it; in front of a blank
 between two words."""
-_SAMPLES = (
+SAMPLES = (
     "It is a truth universally acknowledged, that a single man in possession of a good fortune\nmust be in want of a "
     "wife.\n\nHe asked\n\n\nnothing. However little known the feelings or views of such a man may be,\n\n"
     "\tdef f(x): return x ** 2  # 12345\n;\n// x\n"
@@ -38,7 +38,7 @@ def safe_places(encode: Encode, texts: Sequence[str] = ()) -> tuple[int, ...]:
     return tuple(
         kind
         for kind, place in enumerate(PLACES)
-        if holds(place, _SAMPLES, 1) and all(holds(place, text, _SAMPLE_CHARACTERS) for text in texts)
+        if holds(place, SAMPLES, 1) and all(holds(place, text, _SAMPLE_CHARACTERS) for text in texts)
     )
 
 
