@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from shutil import disk_usage, rmtree
 
+from murmur.data import by_tiktoken
 from murmur.data import job as jobs
 from murmur.data.index import INDEX
 from murmur.data.job import BUILDING, DISK_FULL, FAULT, Job
@@ -67,6 +68,8 @@ def build(
         raise ConfigError("building a data set needs the extra data: pip install 'murmuration-node[data]'")
     job = _job(recipe, out, workers, tasks, say)
     _run(job, workers, on_progress)
+    for line in by_tiktoken.told(job):
+        say(f"the tokenizer: {line}")
     return _tidied(out)
 
 

@@ -13,6 +13,7 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from murmur import files
+from murmur.data import by_tiktoken
 from murmur.data.converted import Converted
 from murmur.data.job import Job
 from murmur.data.pieces import SAMPLES, safe_places
@@ -30,7 +31,7 @@ HARD = (SAMPLES, "", " ", "  a  b ", " a", "\n\n a\n", "\ta\r\n b\0", "▁a ▁"
 
 class Proof(PipelineStep):  # type: ignore[misc]
     """Compare the ids of a thousand documents with those of the tokenizer's file as others read it, and decide where
-    long documents may be cut. Raises ConfigError for a difference."""
+    long documents may be cut, and whether tiktoken encodes. Raises ConfigError for a difference."""
 
     type, name = "proof", "are the tokenizer's ids what others will get"
 
@@ -56,6 +57,7 @@ class Proof(PipelineStep):  # type: ignore[misc]
                     )
         if codec.original is not None:
             require_same(codec, codec.original, [*texts, *HARD, *codec.original.hard])
+        by_tiktoken.decide(self.job, codec, texts)
         files.write(
             self.job.cut, json.dumps(safe_places(lambda text: codec.encode([text])[0].tolist(), texts)).encode()
         )

@@ -21,6 +21,7 @@ from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
 from murmur import files
+from murmur.data.by_tiktoken import open_quick
 from murmur.data.job import Job
 from murmur.data.pieces import PIECE_CHARACTERS, pieces
 from murmur.data.reader import Reader
@@ -68,7 +69,7 @@ class Scatter(PipelineStep):  # type: ignore[misc]
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         out = _Buckets(self.job, rank)
-        codec = self.job.open_tokenizer()
+        codec = open_quick(self.job)
         places = self.job.places()
         batch, size = list[Document](), 0
         for document in data:

@@ -17,14 +17,17 @@ from tokenizers import Tokenizer as Native
 from transformers.convert_slow_tokenizer import TikTokenConverter, generate_merges
 
 from murmur.data.build import build
+from murmur.data.by_tiktoken import Encoder, kind_of, proved
 from murmur.data.converted import convert
 from murmur.data.shards import Shards
+from murmur.data.tokenizer import open_tokenizer
 from tests.data.exported import documents, exported
 
 pytestmark = pytest.mark.slow
 
 BEGINS = {"gemma3": "<bos>", "llama3_1": "<|begin_of_text|>", "deepseek_v3": "<｜begin▁of▁sentence｜>"}
 NAMES = ["gemma3", "llama3_1", "qwen3", "gpt4o", "gptoss", "deepseek_v3"]
+BY_TIKTOKEN = ["llama3_1", "gpt4o", "gptoss"]
 ODD = [
     "吾輩は猫である。名前はまだ無い。" * 20,
     "Все счастливые семьи похожи друг на друга\n" * 30,
@@ -81,6 +84,16 @@ def test_a_data_set_has_the_ids_that_others_get(name: str, texts: list[str], tmp
     begins = [] if name not in BEGINS else [original.token_to_id(BEGINS[name])]
     assert others == [[*begins, *original.encode(text, add_special_tokens=False).ids] for text in texts]
     assert data.index.bos == (begins[0] if begins else None)
+    codec = open_tokenizer(path)
+    odd = proved(codec, texts)
+    assert (odd is not None) == (name in BY_TIKTOKEN)
+    if odd is not None:
+        quick = Encoder(codec, *kind_of(codec), odd)
+        doubtful = [original.decode([token]) for token in odd["tokens"]]
+        assert sum(quick.quickly(text) is None for text in doubtful) > len(doubtful) / 2
+        for some in (texts, doubtful, [f"a{each} {each}b{each}" for each in doubtful]):
+            both = zip(quick.encode(some), codec.encode(some), strict=True)
+            assert all(ids.tolist() == own.tolist() for ids, own in both)
 
 
 @pytest.fixture(scope="module")
