@@ -89,8 +89,8 @@ def test_a_data_set_has_the_ids_that_others_get(name: str, texts: list[str], tmp
     assert (odd is not None) == (name in BY_TIKTOKEN)
     if odd is not None:
         quick = Encoder(codec, *kind_of(codec), odd)
-        doubtful = [original.decode([token]) for token in odd["tokens"]]
-        assert sum(quick.quickly(text) is None for text in doubtful) > len(doubtful) / 2
+        doubtful = [text for token in odd["tokens"] if (text := original.decode([token]))]
+        assert all(quick.quickly(text) is None for text in doubtful)
         for some in (texts, doubtful, [f"a{each} {each}b{each}" for each in doubtful]):
             both = zip(quick.encode(some), codec.encode(some), strict=True)
             assert all(ids.tolist() == own.tolist() for ids, own in both)
