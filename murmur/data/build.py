@@ -18,6 +18,7 @@ from pathlib import Path
 from shutil import disk_usage, rmtree, which
 from tempfile import gettempdir
 
+from murmur.data import by_tiktoken
 from murmur.data import job as jobs
 from murmur.data.index import INDEX
 from murmur.data.job import BUILDING, DISK_FULL, FAULT, JOB, TASK, Job
@@ -81,6 +82,8 @@ def _built(
         raise ConfigError(f"cannot use {out}: it is no folder")
     job = _job(recipe, out, execution, say)
     _run(job, execution, on_progress)
+    for line in by_tiktoken.told(job):
+        say(f"the tokenizer: {line}")
     return _tidied(out)
 
 

@@ -5,7 +5,8 @@ no token can reach across: that is tried out for each kind of place, with each t
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 PIECE_CHARACTERS = 1 << 16
 """Longer documents are cut."""
@@ -13,7 +14,7 @@ _SAMPLE_CHARACTERS = 200
 PLACES = (re.compile(r"(?<=\S)\n(?=[^\s/])"), re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])"))
 """Behind a single line end between two lines' texts, but for a slash, which o200k takes with it; in front of a blank
 between two words."""
-_SAMPLES = (
+SAMPLES = (
     "It is a truth universally acknowledged, that a single man in possession of a good fortune\nmust be in want of a "
     "wife.\n\nHe asked\n\n\nnothing. However little known the feelings or views of such a man may be,\n\n"
     "\tdef f(x): return x ** 2  # 12345\n;\n// x\n"
@@ -27,18 +28,20 @@ _SAMPLES = (
 Encode = Callable[[str], Sequence[int]]
 
 
-def safe_places(encode: Encode, texts: Sequence[str] = ()) -> tuple[int, ...]:
-    """Return which of PLACES serve for this tokenizer: at each of them, in a sample and in these texts, the parts give
-    the tokens of the whole."""
+def safe_places(encode: Encode, known: Mapping[str, Sequence[int]] = MappingProxyType({})) -> tuple[int, ...]:
+    """Return which of PLACES serve for this tokenizer: at each of them, in a sample and in the texts whose tokens are
+    known, the parts give the tokens of the whole."""
 
-    def holds(place: re.Pattern[str], text: str, characters: int) -> bool:
-        parts = _cut(text, (place,), characters)
-        return [token for part in parts for token in encode(part)] == list(encode(text))
+    def holds(place: re.Pattern[str], text: str, characters: int, whole: Sequence[int]) -> bool:
+        parts = list(_cut(text, (place,), characters))
+        return len(parts) == 1 or [token for part in parts for token in encode(part)] == list(whole)
 
+    own = encode(SAMPLES)
     return tuple(
         kind
         for kind, place in enumerate(PLACES)
-        if holds(place, _SAMPLES, 1) and all(holds(place, text, _SAMPLE_CHARACTERS) for text in texts)
+        if holds(place, SAMPLES, 1, own)
+        and all(holds(place, text, _SAMPLE_CHARACTERS, whole) for text, whole in known.items())
     )
 
 

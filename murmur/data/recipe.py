@@ -45,7 +45,7 @@ class Source(_Fields):
 
 
 class Recipe(_Fields):
-    """tokenizer: a tokenizer.json (None: bytes). bos, end: tokens that begin and end each document; by default the
+    """tokenizer: its file (None: bytes). bos, end: tokens that begin and end each document; by default the
     tokenizer's own. held_out: kept from training, a share below 1 or a number of tokens. max_bad: share of rows that
     may be unusable."""
 

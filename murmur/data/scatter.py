@@ -22,6 +22,7 @@ from xxhash import xxh3_128
 
 from murmur import files
 from murmur.data import place
+from murmur.data.by_tiktoken import open_quick
 from murmur.data.job import TASK, Job
 from murmur.data.pieces import PIECE_CHARACTERS, pieces
 from murmur.data.place import Place
@@ -74,7 +75,7 @@ class Scatter(PipelineStep):  # type: ignore[misc]
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         out = _Buckets(self.job, rank)
-        codec = self.job.open_tokenizer()
+        codec = open_quick(self.job)
         places = self.job.places()
         batch, size = list[Document](), 0
         for document in data:

@@ -3,7 +3,7 @@
 A data set is a folder of one-dimensional .npy files and an index.json (murmur/data/index.py), built by
 murmur/data/build.py. Every node trains on the same tokens at the same positions. Files are memory-mapped, never
 unpickled. Missing files may come from strangers (murmur/data/remote_files.py): ranges in memory for readers of a few
-sequences, whole files for miners that train on their pages. Each is verified before its first token is used.
+sequences, whole files for miners that train on their pages. Every block is verified before its first token is used.
 """
 
 from bisect import bisect_right
@@ -45,6 +45,7 @@ _OPEN_SHARDS = 64
 
 Tokens = NDArray[np.int64]
 _Array = NDArray[np.unsignedinteger]
+_Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,9 @@ class Split:
         self._folder, self._index, self._entries, self._remote = folder, index, entries, remote
         self._max_bytes = max_bytes
         self._starts = [0, *accumulate(entry.num_tokens for entry in entries)]
-        self._arrays: dict[int, _Array] = {}
-        self._verified: set[int] = set()
+        self._open: dict[int, _Bytes] = {}
+        self._verified: dict[int, bytearray] = {}
+        """For each block of a shard whether this process has verified it."""
 
     @property
     def num_tokens(self) -> int:
@@ -86,13 +88,16 @@ class Split:
     def read(self, runs: Sequence[tuple[int, int]]) -> list[Tokens]:
         """Return for each (first, count) tokens first .. first + count - 1 as a fresh int64 array; runs cross shards.
 
-        The first read of a shard in the folder verifies all of it. From other shards only the blocks of these tokens
-        are fetched, concurrently: pass many runs at once. Raises ConfigError for a bad shard, ValueError outside the
-        split, and the errors of murmur/data/remote_files.py.
+        Of shards in the folder the blocks of these tokens are verified; all, where the list of leaves is not there.
+        From other shards these blocks are fetched, concurrently: pass many runs at once. Raises ConfigError for a bad
+        shard, ValueError outside the split, and the errors of murmur/data/remote_files.py.
         """
         spans = [list(self._spans(first, count)) for first, count in runs]
         flat = [span for run in spans for span in run]
-        here = {number: self._here(number) for number in {span.number for span in flat}}
+        needed: dict[int, set[int]] = {}
+        for span in flat:
+            needed.setdefault(span.number, set()).update(span.blocks(self._index.token_bytes))
+        here = {number: self._here(number, blocks) for number, blocks in needed.items()}
         away = iter(self._away([span for span in flat if here[span.number] is None]))
         found: list[Tokens] = []
         for run in spans:
@@ -104,7 +109,7 @@ class Split:
         return found
 
     def verify(self, on_shard: Callable[[int, int], None] | None = None) -> None:
-        """Verify every shard of the folder now; on_shard(done, total) after each. Raises ConfigError."""
+        """Verify every shard of the folder now, all of it; on_shard(done, total) after each. Raises ConfigError."""
         for number in range(len(self._entries)):
             self._here(number)
             if on_shard is not None:
@@ -159,26 +164,43 @@ class Split:
 
     # --- in the folder ---------------------------------------------------------------------------------------
 
-    def _here(self, number: int) -> _Array | None:
-        """Return the verified memory map of a shard; None when it has to come from others. A damaged one is removed if
-        others have it."""
-        file = self._file(number)
+    def _here(self, number: int, blocks: Collection[int] = ()) -> _Array | None:
+        """Return the memory map of a shard, these of its blocks verified, or all of it; None when it has to come from
+        others. A damaged one is removed if others have it."""
+        file, entry = self._file(number), self._entries[number]
         if self._remote is not None and not file.path.exists():
-            self._arrays.pop(number, None)
+            self._forget(number)
             return None
-        if number not in self._arrays:
-            try:
-                array = _open_shard(file.path, self._entries[number], self._index, trusted=number in self._verified)
-            except ConfigError:
-                if self._remote is None:
-                    raise
-                file.path.unlink(missing_ok=True)
-                return None
-            if len(self._arrays) >= _OPEN_SHARDS:
-                del self._arrays[next(iter(self._arrays))]
-            self._arrays[number] = array
-            self._verified.add(number)
-        return self._arrays[number]
+        try:
+            if number not in self._open:
+                data = _open_shard(file.path, entry, self._index)
+                if len(self._open) >= _OPEN_SHARDS:
+                    del self._open[next(iter(self._open))]
+                self._open[number] = data
+            data = self._open[number]
+            verified = self._verified.setdefault(number, bytearray(-(-file.num_bytes // BLOCK_BYTES)))
+            lacking = [block for block in blocks or range(len(verified)) if not verified[block]]
+            leaves = b""
+            if blocks and lacking:
+                leaves = _read_leaves(self._folder / entry.leaves_file, entry, file.num_bytes)
+            if leaves:
+                _verify_blocks(data, lacking, leaves, file.path, self._index)
+            elif lacking:
+                _verify_whole(data, file.path, entry, self._index)
+                lacking = list(range(len(verified)))
+        except ConfigError:
+            self._forget(number)
+            if self._remote is None:
+                raise
+            file.path.unlink(missing_ok=True)
+            return None
+        for block in lacking:
+            verified[block] = True
+        return _tokens(data, self._index)
+
+    def _forget(self, number: int) -> None:
+        self._open.pop(number, None)
+        self._verified.pop(number, None)
 
     # --- with others -----------------------------------------------------------------------------------------
 
@@ -201,7 +223,11 @@ class Split:
         file, blocks = self._file(span.number), span.blocks(self._index.token_bytes)
         first, end = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, file.num_bytes)
         return BlobRange(
-            file.blob, file.num_bytes, first, end - first, lambda data: are_blocks(data, blocks.start, leaves)
+            file.blob,
+            file.num_bytes,
+            first,
+            end - first,
+            lambda data: len(data) == end - first and are_blocks(data, blocks.start, leaves),
         )
 
     def _cut(self, span: _Span, data: bytes) -> _Array:
@@ -295,10 +321,12 @@ def parse_index(data: bytes, name: str) -> Index:
         raise ConfigError(f"{name} is not a valid index of shards:\n" + fault_lines(fault)) from None
 
 
-def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -> _Array:
-    """Return the memory map of one shard, verified unless `trusted` (this process has verified it before). Raises
-    ConfigError with the fault and the remedy."""
-    again = "delete it and build or download it again"
+_AGAIN = "delete it and build or download it again"
+
+
+def _open_shard(path: Path, entry: ShardEntry, index: Index) -> _Bytes:
+    """Return the memory map of one shard, of which size and header are right. Raises ConfigError with the fault and
+    the remedy."""
     expected_bytes = index.file_bytes(entry)
     try:
         size = path.stat().st_size
@@ -311,22 +339,45 @@ def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -
     if size != expected_bytes:
         raise ConfigError(
             f"shard {path} has {size} bytes, {entry.num_tokens} tokens of {index.dtype} take {expected_bytes}: it was "
-            f"cut short or is another file; {again}"
+            f"cut short or is another file; {_AGAIN}"
         )
     if header != npy_header(index.token_bytes, entry.num_tokens):
-        raise ConfigError(f"shard {path} is no .npy file of {entry.num_tokens} {index.dtype} in one row; {again}")
-    dtype = little_endian(index.token_bytes)
-    array: _Array = np.memmap(path, dtype=dtype, mode="r", offset=NPY_HEADER_BYTES, shape=(entry.num_tokens,))
-    if trusted:
-        return array
-    digest = sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_TOKENS):
-            digest.update(piece)
-    if digest.hexdigest() != entry.sha256:
-        raise ConfigError(f"shard {path} has sha256 {digest.hexdigest()}, its index says {entry.sha256}; {again}")
-    _require_vocabulary(array, str(path), index)
-    return array
+        raise ConfigError(f"shard {path} is no .npy file of {entry.num_tokens} {index.dtype} in one row; {_AGAIN}")
+    data: _Bytes = np.memmap(path, dtype=np.uint8, mode="r", shape=(expected_bytes,))
+    return data
+
+
+def _tokens(data: _Bytes, index: Index) -> _Array:
+    return data[NPY_HEADER_BYTES:].view(little_endian(index.token_bytes))
+
+
+def _read_leaves(path: Path, entry: ShardEntry, file_bytes: int) -> bytes:
+    """Return a shard's list of leaves; nothing where the right one is not there."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(leaves_bytes(file_bytes) + 1)
+    except OSError:
+        return b""
+    return data if is_list(data, entry) else b""
+
+
+def _verify_blocks(data: _Bytes, blocks: Iterable[int], leaves: bytes, path: Path, index: Index) -> None:
+    """Raise ConfigError where one of these blocks of a shard is not what its list of leaves says."""
+    for number in blocks:
+        begin = number * BLOCK_BYTES
+        block = data[begin : begin + BLOCK_BYTES]
+        if not are_blocks(block.data, number, leaves):
+            raise ConfigError(f"shard {path} is damaged: its block {number} is not what the index says; {_AGAIN}")
+        tokens = block[NPY_HEADER_BYTES if number == 0 else 0 :].view(little_endian(index.token_bytes))
+        _require_vocabulary(tokens, str(path), index)
+
+
+def _verify_whole(data: _Bytes, path: Path, entry: ShardEntry, index: Index) -> None:
+    """Raise ConfigError where a shard is not what the index says."""
+    digest = sha256(data.data).hexdigest()
+    if digest != entry.sha256:
+        raise ConfigError(f"shard {path} has sha256 {digest}, its index says {entry.sha256}; {_AGAIN}")
+    _require_vocabulary(_tokens(data, index), str(path), index)
 
 
 def little_endian(token_bytes: int) -> np.dtype[np.unsignedinteger]:

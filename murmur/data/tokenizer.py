@@ -1,4 +1,4 @@
-"""Text to token ids: bytes by default, or a local tokenizer.json. Nothing is ever downloaded.
+"""Text to token ids: bytes by default, or a local tokenizer. Nothing is ever downloaded.
 
 The layout fixes a model's vocabulary for good, so the ids for chat are reserved before a model exists. The vocabulary
 of a data set holds TURNS and a few spare ids, which occur in no training text. Next to its tokenizer lies the
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.data.converted import Converted, convert
 from murmur.data.index import TOKENIZER_CONFIG
 from murmur.protocol.errors import ConfigError
 
@@ -55,7 +56,8 @@ _CHAT_TEMPLATE = (
 class Tokenizer:
     """`name` is "bytes" or the sha256 of `file`, a tokenizer.json, in hex. `config` is its tokenizer_config.json, `end`
     the id that ends every document, `bos` the one that begins it, if any. All ids, reserved ones too, are below
-    `vocabulary`. `encode`: texts to their ids, without `bos` and `end`. `said`: what was changed in the file."""
+    `vocabulary`. `encode`: texts to their ids, without `bos` and `end`. `said`: what was changed in the file.
+    `original`: what the file was converted from, if it was."""
 
     name: str
     vocabulary: int
@@ -65,6 +67,7 @@ class Tokenizer:
     config: bytes
     file: bytes | None = None
     said: tuple[str, ...] = ()
+    original: Converted | None = None
 
     @property
     def identity(self) -> str:
@@ -97,7 +100,8 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = None) -> Tokenizer:
-    """Open a local tokenizer.json as one that gives all ids of a text, always the same, and has ids for turns.
+    """Open a local tokenizer as one that gives all ids of a text, always the same, and has ids for turns. What is no
+    tokenizer.json becomes one (murmur/data/converted.py).
 
     Truncation, padding and dropout are removed. Its post-processor adds nothing but the token that begins documents:
     the one that it or its configuration adds already, or none; bos: with True the `bos_token`, with False none. end:
@@ -108,25 +112,32 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
     """
     from tokenizers import Tokenizer as Native
 
+    config = _own_config(path)
     try:
         data = path.read_bytes()
-        native = Native.from_buffer(data)
-        table: dict[str, Any] = json.loads(data)
     except OSError as fault:
         raise ConfigError(f"cannot read the tokenizer {path}: {fault.strerror}") from None
+    original = convert(data, path, config)
+    if original is not None:
+        config = original.config | config
+        data = _dumped(original.table)
+    try:
+        native = Native.from_buffer(data)
+        table: dict[str, Any] = json.loads(data)
     except Exception as fault:  # noqa: BLE001 - the native library raises nothing narrower for a bad file
         raise ConfigError(f"{path} is not a tokenizer.json: {fault}") from None
     native.no_truncation()
     native.no_padding()
-    config, known = _own_config(path), native.get_vocab(with_added_tokens=True)
+    known = native.get_vocab(with_added_tokens=True)
     first = _first_token(native, known, config, bos, path)
     said = _plain(table, first, known)
+    if original is not None:
+        said = [f"it becomes a tokenizer.json, whose ids are compared with those of {original.library}", *original.said]
     last = _end_token(known, config, end, path)
     own_turns = bool(config.get("chat_template"))
     if not own_turns:
         _reserve(table, known)
-    made = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
-    data = data if json.loads(data) == table else made
+    data = data if json.loads(data) == table else _dumped(table)
     native = Native.from_buffer(data)
     ids = native.get_vocab(with_added_tokens=True)
     moved = sorted(token for token, number in known.items() if ids.get(token) != number)
@@ -151,7 +162,12 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
         _config(config, last, first, own_turns=own_turns),
         data,
         tuple(said),
+        original,
     )
+
+
+def _dumped(table: dict[str, Any]) -> bytes:
+    return json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _plain(table: dict[str, Any], first: str | None, known: Mapping[str, int]) -> list[str]:

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from murmur.data.converted import letters
 from murmur.data.index import TOKENIZER, TOKENIZER_CONFIG
 from murmur.data.tokenizer import BYTES, END, RESERVED, byte_tokenizer, open_tokenizer
 from murmur.protocol.errors import ConfigError
@@ -47,14 +48,6 @@ def _named(path: Path, digest: str) -> bytes:
     if sha256(data).hexdigest() != digest:
         raise ConfigError(f"{path} is not the run's: its sha256 is not {digest}")
     return data
-
-
-def letters() -> list[str]:
-    """Return the printable letter for each byte in byte-level vocabularies (GPT-2's): the byte itself where it is
-    printable Latin-1, else the next letter from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _byte_level(tokens: tuple[str, ...]) -> bytes:

@@ -21,7 +21,7 @@ from murmur.training.inner import inner_round
 from murmur.training.loader import batches
 from murmur.training.model import Transformer, initialise
 from murmur.training.optimizer import make_optimizer
-from tests.data.ids import split_by_end
+from tests.data import exported
 from tests.data.test_tokenizer import bpe, word_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -68,8 +68,7 @@ def documents(folder: Path) -> list[list[int]]:
     data = Shards.open(folder)
     data.train.verify()
     data.held_out.verify()
-    tokens = [split.tokens(0, split.num_tokens) for split in (data.held_out, data.train)]
-    return sorted(split_by_end(np.concatenate(tokens), data.index.end))
+    return sorted(exported.documents(data))
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -1,5 +1,6 @@
 """Ranges of shards from others: the same tokens as from whole files, for the bytes of the blocks that hold them."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from murmur.data import index, shards
 from murmur.data.build import build
 from murmur.data.index import are_blocks, is_list, list_leaves
 from murmur.data.shards import Shards
+from murmur.protocol.errors import ConfigError, ObjectMissing
 from tests.fakes.remote import Folder
 from tests.small_run import recut, text
 
@@ -39,6 +41,8 @@ def small_blocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
         for module in (index, shards):
             patch.setattr(module, "BLOCK_BYTES", 512)
         build(text(folder.with_name(f"{folder.name}.jsonl")), folder, limit_bytes=60_000)
+        for leaves in folder.glob("*.leaves"):
+            leaves.unlink()  # the builder's processes make blocks of the usual size
         recut(folder, 4000)
         yield folder, Shards.open(folder)
 
@@ -70,3 +74,45 @@ def test_a_right_list_does_not_make_other_blocks_right(small_blocks: tuple[Path,
     for wrong, first in ((data[512:1536], 0), (data[512:1535], 1), (data[:512], 1), (b"", 1), (data[512:1536], 10**6)):
         assert not are_blocks(wrong, first, leaves)
     assert not is_list(leaves[:-1], there.index.train[0])
+
+
+def test_an_answer_that_ends_early_is_refused(small_blocks: tuple[Path, Shards], tmp_path: Path) -> None:
+    """Of whole blocks that are right, too: the last ones are missing."""
+    folder, there = small_blocks
+    here = Shards.open(tmp_path, index_digest=there.digest, remote=Folder(folder, short_bytes=512))
+    with pytest.raises(ObjectMissing, match="right bytes"):
+        here.train.tokens(0, 1000)
+
+
+@pytest.fixture
+def damaged(small_blocks: tuple[Path, Shards], tmp_path: Path) -> Path:
+    """A copy of the data set with a flipped bit in the last block of its first shard."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(small_blocks[0], folder)
+    path = folder / "train-00000.npy"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    return folder
+
+
+def test_of_a_shard_in_the_folder_the_blocks_that_are_read_are_verified(
+    small_blocks: tuple[Path, Shards], damaged: Path
+) -> None:
+    there, here = small_blocks[1], Shards.open(damaged)
+    assert np.array_equal(here.train.tokens(0, 3000), there.train.tokens(0, 3000))
+    with pytest.raises(ConfigError, match=r"train-00000.npy is damaged: its block 15"):
+        here.train.tokens(2000, 2000)
+    for opened in (here, Shards.open(damaged)):
+        with pytest.raises(ConfigError, match="sha256"):
+            opened.train.verify()
+
+
+@pytest.mark.parametrize("leaves", [None, b"", b"x" * 512])
+def test_without_its_list_of_leaves_a_shard_is_verified_whole(leaves: bytes | None, damaged: Path) -> None:
+    path = damaged / "train-00000.leaves"
+    path.unlink()
+    if leaves is not None:
+        path.write_bytes(leaves)
+    with pytest.raises(ConfigError, match="sha256"):
+        Shards.open(damaged).train.tokens(0, 10)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.data import shards as shards_module
-from murmur.data.index import MAX_INDEX_BYTES
+from murmur.data.index import MAX_INDEX_BYTES, list_leaves
 from murmur.data.shards import Shards
 from murmur.protocol.errors import ConfigError, ObjectMissing
 from murmur.protocol.spec import RunSpec
@@ -61,10 +61,14 @@ def saved(folder: Path, array: Any) -> None:
 
 
 def redigested(folder: Path, **fields: Any) -> None:
-    """Make the index agree with what train-00001.npy has become, so that only the fault itself is left to be found."""
+    """Make the index and the list of leaves agree with what train-00001.npy has become, so that only the fault itself
+    is left to be found."""
     index = json.loads((folder / "index.json").read_text())
     data = (folder / "train-00001.npy").read_bytes()
-    index["train"][1] |= {"sha256": sha256(data).hexdigest(), **fields}
+    leaves = list_leaves(data)
+    (folder / "train-00001.leaves").write_bytes(leaves)
+    named = {"sha256": sha256(data).hexdigest(), "leaves": sha256(leaves).hexdigest()}
+    index["train"][1] |= {**named, **fields}
     (folder / "index.json").write_text(json.dumps(index))
 
 
@@ -140,7 +144,7 @@ def above_vocabulary(folder: Path) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (missing, "missing"),
-    "flipped bit": (flipped, "sha256"),
+    "flipped bit": (flipped, "is damaged: its block 0"),
     "truncated": (truncated, "cut short"),
     "trailing bytes": (extended, "another file"),
     "empty": (empty, "has 0 bytes"),

@@ -22,8 +22,8 @@ from murmur.data.pieces import PLACES, pieces, safe_places
 from murmur.data.scatter import draws, tokens_of
 from murmur.data.shards import Shards
 from murmur.data.tokenizer import RESERVED, TURN_BEGIN, TURN_END, byte_tokenizer, open_tokenizer
-from murmur.export.tokenizer import run_tokenizer
 from murmur.protocol.errors import ConfigError
+from tests.data.exported import documents, exported
 
 IN_ORDER = next(seed for seed in count() if draws(seed, 0, "1.txt", "0", 0) < draws(seed, 0, "2.txt", "0", 0))
 """A seed that leaves two documents as they are."""
@@ -210,8 +210,6 @@ def test_an_export_begins_a_text_as_the_data_set_does_and_gives_the_same_ids(
     processor: object, bos: bool | None, expected: int | None, tmp_path: Path
 ) -> None:
     """Read as people read it: by the class that the configuration of the original names, it would be others."""
-    from transformers import AutoTokenizer
-
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     path = bpe(source / "tokenizer.json", post_processor=processor)
@@ -222,17 +220,7 @@ def test_an_export_begins_a_text_as_the_data_set_does_and_gives_the_same_ids(
     build(str(tmp_path / "a.jsonl"), out, tokenizer=str(path), bos=bos, max_bad=0.1)
     data = Shards.open(out)
     assert (data.index.bos, data.index.end) == (expected, 1)
-    files = run_tokenizer(data.index.tokenizer, data.index.tokenizer_config, out)
-    export = tmp_path / "export"
-    export.mkdir()
-    (export / "tokenizer.json").write_bytes(files.data)
-    (export / "tokenizer_config.json").write_bytes(files.config)
-    read = AutoTokenizer.from_pretrained(export)
-    tokens = [*data.held_out.tokens(0, data.held_out.num_tokens), *data.train.tokens(0, data.train.num_tokens)]
-    found, begin = [], 0
-    for at in [number for number, token in enumerate(tokens) if token == 1]:
-        found.append([int(token) for token in tokens[begin:at]])
-        begin = at + 1
+    read, found = exported(data, out, tmp_path / "export"), documents(data)
     assert len(found) == len(texts) - 1, "of white space alone there is no document"
     expected_ids = [read(text, split_special_tokens=True)["input_ids"] for text in texts if text.strip()]
     assert sorted(found) == sorted(expected_ids)
@@ -296,6 +284,7 @@ def test_a_build_goes_on_with_the_same_tokenizer_only(tmp_path: Path, monkeypatc
         patch.setattr(building, "_run", lambda *words: None)
         patch.setattr(building, "_tidied", lambda out: b"")
         build(str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer=str(path))
+    (tmp_path / "out" / "building" / "tables" / "00000.table").touch()  # a task has made tokens
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<pad>"}')
     with pytest.raises(ConfigError, match="tokenizer has changed"):
         build(str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer=str(path))

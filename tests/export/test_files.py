@@ -9,11 +9,12 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from murmur.data.converted import letters
 from murmur.data.index import TOKENIZER, TOKENIZER_CONFIG
 from murmur.data.tokenizer import BYTE_VOCABULARY, BYTES, END, RESERVED, byte_tokenizer
 from murmur.export import tensors
 from murmur.export.llama import names
-from murmur.export.tokenizer import TokenizerFiles, letters, run_tokenizer
+from murmur.export.tokenizer import TokenizerFiles, run_tokenizer
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import ModelSpec
 from tests.export.conftest import Made, state_of

@@ -12,11 +12,13 @@ from murmur.protocol.errors import ObjectMissing
 
 @dataclass
 class Folder:
-    """A Remote over a folder. `log`: what was asked for, by file name, with the number of bytes that travelled."""
+    """A Remote over a folder. `log`: what was asked for, by file name, with the number of bytes that travelled.
+    short_bytes: by so much answers to ranges are too short."""
 
     folder: Path
     log: list[tuple[str, int]] = field(default_factory=list)
     spoilt: bool = False
+    short_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.blobs = {sha256(path.read_bytes()).digest(): path for path in self.folder.iterdir()}
@@ -32,6 +34,8 @@ class Folder:
         self.log.append((self.blobs[part.blob].name, part.num_bytes))
         if self.spoilt:
             found = bytes([found[0] ^ 1]) + found[1:]
+        if len(found) > self.short_bytes:
+            found = found[: len(found) - self.short_bytes]
         if not part.accept(found):
             raise ObjectMissing("nobody has the right bytes")
         return found

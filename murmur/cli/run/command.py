@@ -59,7 +59,7 @@ def _add_create(actions: Any) -> None:
         "--data",
         help="folder of a data set (murmur shards build), or a source of text: botocore, a folder, a file, hf:NAME",
     )
-    create.add_argument("--tokenizer", type=Path, help="a tokenizer.json, for text (default: bytes)")
+    create.add_argument("--tokenizer", type=Path, help="a tokenizer's file, for text (default: bytes)")
     create.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
     create.add_argument(
         "--local",
