@@ -1,7 +1,7 @@
 """A tokenizer's chat template, and which tokens of a chat the assistant says.
 
 The template needs no marks for that. A turn begins where the generation prompt after all earlier messages ends, as it
-does for a server. Where a template writes those otherwise once answers follow, the turn is not learned. A turn ends with
+does for a server. Where a template writes those otherwise once answers follow, the turn is not learned. It ends with
 the last token that can end one, before the next message's text.
 """
 

@@ -84,7 +84,17 @@ def evaluate(
 
     manager = _manager(tasks, include)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")  # lm-eval takes no None
-    model = HFLM(pretrained=str(folder), dtype="auto", batch_size=batch, device=chosen)
+
+    class Model(HFLM):  # type: ignore[misc]
+        def loglikelihood_rolling(self, *given: Any, **more: Any) -> Any:
+            """lm-eval itself begins such a text, so with the tokenizer's own token there would be two."""
+            self.add_bos_token = False
+            try:
+                return super().loglikelihood_rolling(*given, **more)
+            finally:
+                self.add_bos_token = None
+
+    model = Model(pretrained=str(folder), dtype="auto", batch_size=batch, device=chosen)
     if chat and model.tokenizer.chat_template is None:
         raise ConfigError(f"the tokenizer of {folder} has no chat template: this is a base model, leave out --chat")
     results: dict[str, Any] = {}

