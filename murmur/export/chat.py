@@ -31,6 +31,7 @@ _COLUMNS = Features(
         "input_ids": List(Value("int64")),
         "labels": List(Value("int64")),
         "length": Value("int64"),
+        "row": Value("int64"),
         "kind": Value("string"),
         "why": Value("string"),
         "left_out": List(Value("string")),
@@ -70,21 +71,22 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
 
 
 def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path, max_bad: float) -> None:
-    """Write every usable row as an example, with its `length`, and their Counts, to `folder`, which is complete or
-    absent. Raises Spoilt where more than the share `max_bad` of the rows is bad."""
+    """Write the examples of every usable row, with their `length` and `row`, and their Counts, to `folder`, which is
+    complete or absent. Raises Spoilt where more than the share `max_bad` of the rows is bad."""
     many = os.cpu_count() if len(rows) > _ALONE else None
     cache = folder.with_name(folder.name + ".arrow")
     partial = folder.with_name(folder.name + ".partial")
     found = rows.map(
         _Turned(turns),
         with_indices=True,
+        batched=True,
         remove_columns=rows.column_names,
         features=_COLUMNS,
         num_proc=many,
         load_from_cache_file=False,
         cache_file_name=str(cache),
     )
-    counts = _counted(found, source, max_bad)
+    counts = _counted(found, len(rows), source, max_bad)
     if counts.bad:
         found = found.select([place for place, kind in enumerate(found["kind"]) if not kind])
     found.remove_columns(["kind", "why", "left_out"]).save_to_disk(str(partial))
@@ -92,16 +94,16 @@ def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path, max_bad: f
     os.rename(partial, folder)
 
 
-def _counted(found: Dataset, source: str, max_bad: float) -> Counts:
+def _counted(found: Dataset, rows: int, source: str, max_bad: float) -> Counts:
     bad, first = Counter[str](found["kind"]), dict[str, str]()
     bad.pop("", None)
     for kind, why in zip(found["kind"], found["why"], strict=True) if bad else ():
         if kind:
             first.setdefault(kind, why)
-    if bad.total() > max_bad * len(found):
+    if bad.total() > max_bad * rows:
         told = "".join(f"\n  {count} {kind}: {first[kind]}" for kind, count in sorted(bad.items()))
         raise Spoilt(
-            f"{source}: {bad.total()} of {len(found)} rows cannot be used, more than {max_bad:.2%} (--max-bad).{told}"
+            f"{source}: {bad.total()} of {rows} rows cannot be used, more than {max_bad:.2%} (--max-bad).{told}"
         )
     left_out = Counter(name for names in found["left_out"] for name in names)
     return Counts(bad=dict(sorted(bad.items())), left_out=dict(sorted(left_out.items())))
@@ -123,19 +125,30 @@ def digest(chats: Dataset) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """Maps a row to its tokens, or to what is wrong with it: exceptions of other processes would lose their message."""
+    """Maps rows to their examples, or to what is wrong with them: exceptions of other processes would lose their
+    message."""
 
     turns: Turns
 
-    def __call__(self, row: Row, number: int) -> dict[str, Any]:
+    def __call__(self, rows: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> dict[str, list[Any]]:
+        made = list[dict[str, Any]]()
+        for number, *values in zip(numbers, *rows.values(), strict=True):
+            made += self._row(dict(zip(rows, values, strict=True)), number)
+        return {name: [each[name] for each in made] for name in _COLUMNS}
+
+    def _row(self, row: Row, number: int) -> Iterator[dict[str, Any]]:
         try:
-            example, left_out = self.turns.example(chat_of(row))
+            examples, left_out = self.turns.examples(chat_of(row))
         except BadRow as fault:
             place = f"line {row['number']}" if isinstance(row.get("line"), bytes) else f"row {number + 1}"
             why = f"{place} {fault}".encode(errors="replace").decode()
-            empty = list[int]()
-            return {"input_ids": empty, "labels": empty, "length": 0, "kind": fault.kind, "why": why, "left_out": empty}
-        return {**example, "length": len(example["input_ids"]), "kind": "", "why": "", "left_out": left_out}
+            empty: dict[str, Any] = {"input_ids": [], "labels": [], "length": 0, "left_out": []}
+            yield {**empty, "row": number, "kind": fault.kind, "why": why}
+            return
+        for example in examples:
+            length = len(example["input_ids"])
+            yield {**example, "length": length, "row": number, "kind": "", "why": "", "left_out": left_out}
+            left_out = []
 
 
 # --- order -------------------------------------------------------------------------------------------------------

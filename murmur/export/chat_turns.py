@@ -1,13 +1,13 @@
 """A tokenizer's chat template, and which tokens of a chat the assistant says.
 
-The template needs no marks for that. A turn begins where the generation prompt after all earlier messages ends, as it
-does for a server. Where a template writes those otherwise once answers follow, the turn is not learned. It ends with
-the last token that can end one, before the next message's text.
+The template needs no marks for that. An answer is what follows the generation prompt where it is the last message, up
+to the token that ends it: so it is for a server. Some templates write it otherwise once more follows, without thoughts.
+Then it is learned in an example of its own, which ends there.
 """
 
 import json
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,15 @@ Example = dict[str, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
+class _Answer:
+    """Where an answer begins and stops in a text, and the token that is learned for its end."""
+
+    begin: int
+    stop: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Turns:
     """`template`: the tokenizer's own, made to begin as the run's documents do. `words`: what no text may hold.
     `stops`: the tokens that end a turn, each with the one that is learned for it. A model says one of `ends` last."""
@@ -37,71 +46,67 @@ class Turns:
     def ends(self) -> list[int]:
         return list(dict.fromkeys(self.stops.values()))
 
-    def example(self, chat: Chat) -> tuple[Example, list[str]]:
-        """Return `input_ids` and `labels`, and the names of what the template left out. Raises BadRow."""
+    def examples(self, chat: Chat) -> tuple[list[Example], list[str]]:
+        """Return `input_ids` and `labels` of the whole chat, and of its beginning up to each answer that it has in
+        another form; and the names of what stands in none of them. Raises BadRow."""
         for text in texts(chat):
             if found := self.words.search(text):
                 raise BadRow("special token", f"holds {found[0]!r} as text, which is a token of this tokenizer's")
         if "developer" not in self.template:
             chat = replace(chat, messages=[_as_system(message) for message in chat.messages])
         text = self.rendered(chat)
-        ids, begins, ends = self.encoded(text)
-        labels, left_out = [NO_LABEL] * len(ids), _left_out(chat, text)
-        for place, learned in enumerate(chat.learned):
-            if not learned:
-                continue
-            self._require_calls(chat, place, text)
-            prompt = self.rendered(chat, place)
-            if not text.startswith(prompt):
-                left_out.add("earlier answers")
-                continue
-            at, end = bisect_left(begins, len(prompt)), bisect_right(ends, self._limit(chat, place, text))
-            stop = next((at for at in reversed(range(at, end)) if ids[at] in self.stops), None)
-            if stop is None:
-                raise BadRow("template", f"has no token that ends message {place + 1}, by the chat template")
-            # In the middle of a chat some templates end a turn otherwise. Whoever answers is always last.
-            labels[at : stop + 1] = [*ids[at:stop], self.stops[ids[stop]]]
-        if not any(label != NO_LABEL for label in labels):
-            raise BadRow("template", "has another beginning once its answers follow, by the chat template")
-        return {"input_ids": ids, "labels": labels}, sorted(left_out)
+        answers: dict[str, list[_Answer]] = {}
+        for place in (place for place, learned in enumerate(chat.learned) if learned):
+            whole, answer = self._answer(chat, place)
+            ends = [self._word(stop) for stop, end in self.stops.items() if end == answer.end]
+            same = text.startswith(tuple(whole[: answer.stop] + end for end in ends))
+            answers.setdefault(text if same else whole, []).append(answer)
+        return [self._example(*each) for each in answers.items()], _left_out(chat, "\n".join([text, *answers]))
 
-    def rendered(self, chat: Chat, count: int | None = None) -> str:
-        """Return a chat as text; with `count` its first messages, and the prompt for the next one. Raises BadRow."""
+    def _answer(self, chat: Chat, place: int) -> tuple[str, _Answer]:
+        """Return a chat up to an answer, as text, and where that is in it. Raises BadRow."""
+        asked, told = chat.messages[:place], chat.messages[place]
+        prompt, whole = self.rendered(chat, asked, prompt=True), self.rendered(chat, [*asked, told])
+        calls = told.get("tool_calls", [])
+        for number, call in enumerate(calls):
+            function = call["function"] | {"name": call["function"]["name"] + "0"}
+            others = [*calls[:number], call | {"function": function}, *calls[number + 1 :]]
+            if self.rendered(chat, [*asked, told | {"tool_calls": others}]) == whole:
+                raise BadRow("tool calls", "has tool calls, which the tokenizer's chat template leaves out")
+        stop, end = max((whole.rfind(self._word(end)), end) for end in self.ends)
+        if not whole.startswith(prompt) or stop < len(prompt):
+            raise BadRow("template", "has an answer that does not follow the prompt for one, by the chat template")
+        return whole, _Answer(len(prompt), stop, end)
+
+    def _example(self, text: str, answers: Sequence[_Answer]) -> Example:
+        ids, begins = self.encoded(text)
+        labels = [NO_LABEL] * len(ids)
+        for answer in answers:
+            begin, stop = bisect_left(begins, answer.begin), bisect_left(begins, answer.stop)
+            labels[begin : stop + 1] = [*ids[begin:stop], answer.end]
+        return {"input_ids": ids, "labels": labels}
+
+    def _word(self, token: int) -> str:
+        return str(self.tokenizer.convert_ids_to_tokens(token))
+
+    def rendered(self, chat: Chat, messages: Sequence[Message] | None = None, *, prompt: bool = False) -> str:
+        """Return a chat as text, with other messages if given; `prompt`: and what asks for an answer. Raises BadRow."""
         try:
             found = self.tokenizer.apply_chat_template(
-                chat.messages[:count],
+                list(chat.messages if messages is None else messages),
                 tools=chat.tools,
                 chat_template=self.template,
-                add_generation_prompt=count is not None,
+                add_generation_prompt=prompt,
                 tokenize=False,
             )
         except Exception as fault:  # noqa: BLE001 - a template is a program of somebody's
             raise BadRow("template", f"does not fit the tokenizer's chat template ({fault})") from None
         return str(found)
 
-    def encoded(self, text: str) -> tuple[list[int], list[int], list[int]]:
-        """Return the tokens, and where in `text` each begins and ends."""
+    def encoded(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the tokens, and where in `text` each begins."""
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        offsets = found["offset_mapping"]
-        return list(found["input_ids"]), [begin for begin, _ in offsets], [end for _, end in offsets]
-
-    def _limit(self, chat: Chat, place: int, text: str) -> int:
-        """Return a point behind a turn's end, before the text of the next message."""
-        if place + 1 == len(chat.messages):
-            return len(text)
-        following = chat.messages[place + 1]
-        other = "1" if following["content"].lstrip().startswith("0") else "0"
-        return _common(text, self.rendered(_changed(chat, place + 1, content=other)))
-
-    def _require_calls(self, chat: Chat, place: int, text: str) -> None:
-        """Raise BadRow where a tool call does not stand in the text: its turn would teach silence."""
-        calls = chat.messages[place].get("tool_calls", [])
-        for number, call in enumerate(calls):
-            function = call["function"]
-            other = call | {"function": function | {"name": function["name"] + "0"}}
-            changed = _changed(chat, place, tool_calls=[*calls[:number], other, *calls[number + 1 :]])
-            if self.rendered(changed) == text:
-                raise BadRow("tool calls", "has tool calls, which the tokenizer's chat template leaves out")
+        return list(found["input_ids"]), [begin for begin, _ in found["offset_mapping"]]
 
 
 def open_turns(tokenizer: Any) -> Turns:
@@ -137,10 +142,10 @@ def _opened(turns: Turns) -> Turns:
             return []
         after = text.rindex(_ANSWER) + len(_ANSWER)
         before = text.find(_NEXT, after)
-        ids, begins, _ = turns.encoded(text[:before] if before >= 0 else text)
+        ids, begins = turns.encoded(text[:before] if before >= 0 else text)
         return [token for token, at in zip(ids, begins, strict=True) if at >= after and token in special]
 
-    text, prompt = turns.rendered(Chat([asked, said], [])), turns.rendered(Chat([asked], []), 1)
+    text, prompt = turns.rendered(Chat([asked, said], [])), turns.rendered(Chat([asked], []), prompt=True)
     last = closing(asked, said)
     if not text.startswith(prompt) or _ANSWER not in text[len(prompt) :] or not last:
         raise ConfigError(
@@ -158,8 +163,8 @@ def _opened(turns: Turns) -> Turns:
         calls = []  # a template without tools
     if calls and not stops.keys() & set(calls):
         stops[calls[-1]] = calls[-1]
-    around = turns.rendered(Chat([asked, said, following], []), 3)
-    words = {tokenizer.convert_ids_to_tokens(token) for token in special}
+    around = turns.rendered(Chat([asked, said, following], []), prompt=True)
+    words = {turns._word(token) for token in special}
     words |= {word.content for word in added.values() if word.content in around and _MARK.search(word.content)}
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     return replace(turns, words=re.compile(pattern), stops=stops)
@@ -169,12 +174,7 @@ def _as_system(message: Message) -> Message:
     return message | {"role": "system"} if message["role"] == "developer" else message
 
 
-def _changed(chat: Chat, place: int, **fields: Any) -> Chat:
-    message = chat.messages[place] | fields
-    return replace(chat, messages=[*chat.messages[:place], message, *chat.messages[place + 1 :]])
-
-
-def _left_out(chat: Chat, text: str) -> set[str]:
+def _left_out(chat: Chat, text: str) -> list[str]:
     """Return the names of what stands in a chat, and not in its text."""
 
     def absent(value: Any) -> bool:
@@ -187,13 +187,4 @@ def _left_out(chat: Chat, text: str) -> set[str]:
         function = tool.get("function")
         if absent((function if isinstance(function, Mapping) else tool).get("name")):
             names.add("tools")
-    return names
-
-
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the length of the common beginning."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
+    return sorted(names)

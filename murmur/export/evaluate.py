@@ -86,13 +86,15 @@ def evaluate(
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")  # lm-eval takes no None
 
     class Model(HFLM):  # type: ignore[misc]
+        add_bos_token: bool | None
+
         def loglikelihood_rolling(self, *given: Any, **more: Any) -> Any:
             """lm-eval itself begins such a text, so with the tokenizer's own token there would be two."""
-            self.add_bos_token = False
+            own, self.add_bos_token = self.add_bos_token, False
             try:
                 return super().loglikelihood_rolling(*given, **more)
             finally:
-                self.add_bos_token = None
+                self.add_bos_token = own
 
     model = Model(pretrained=str(folder), dtype="auto", batch_size=batch, device=chosen)
     if chat and model.tokenizer.chat_template is None:

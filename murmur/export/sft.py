@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import file_digest
 from importlib.metadata import version
 from pathlib import Path
@@ -66,9 +67,9 @@ class Order:
         return self.device == "cpu" or (self.device is None and not torch.cuda.is_available())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
-    """The inputs that all processes of an order read."""
+    """The inputs that all processes of an order read. `rows`: examples, one or more of a row of chat."""
 
     order: Order
     origin: Origin
@@ -78,17 +79,26 @@ class Ready:
     replay: Shards | None
     work: Path
 
+    @cached_property
+    def held_out_rows(self) -> NDArray[np.int64]:
+        """Numbers of the rows that fit every stage and are not trained on, with all of their examples."""
+        rows = np.unique(self._row[fitting(self.rows, self._shortest)])
+        return rows[held_out(len(rows), self.order.recipe.held_out_rows)]
+
     @property
     def held_out(self) -> NDArray[np.int64]:
-        """Rows that fit every stage and are not trained on."""
-        short = min(stage.context for stage in self.order.recipe.stages)
-        fit = np.flatnonzero(fitting(self.rows, short))
-        return fit[held_out(len(fit), self.order.recipe.held_out_rows)]
+        return np.flatnonzero(fitting(self.rows, self._shortest) & np.isin(self._row, self.held_out_rows))
 
     def trained(self, stage: Stage) -> NDArray[np.int64]:
-        fit = fitting(self.rows, stage.context)
-        fit[self.held_out] = False
-        return np.flatnonzero(fit)
+        return np.flatnonzero(fitting(self.rows, stage.context) & ~np.isin(self._row, self.held_out_rows))
+
+    @property
+    def _shortest(self) -> int:
+        return min(stage.context for stage in self.order.recipe.stages)
+
+    @cached_property
+    def _row(self) -> NDArray[np.int64]:
+        return np.asarray(self.rows.with_format("numpy")["row"])
 
 
 def tune(order: Order, tell: Tell, say: Tell) -> None:
@@ -307,7 +317,7 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
 def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
     """Measure the model as it is, before (0) or after stage `place`, and save that entry of measured.json."""
     held = ready.held_out
-    loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
+    loss = made.loss_of(ready.rows.select(held).remove_columns(["length", "row"]))
     row = ready.rows[int(held[0])]["input_ids"]
     labels = ready.rows[int(held[0])]["labels"]
     # The assistant's last turn begins after the last unlabelled token that precedes a labelled one.

@@ -24,14 +24,17 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"ty
 ASKED_TOOL = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 TOLD = {"role": "tool", "tool_call_id": "1", "content": "42"}
 THINKS = YO | {"reasoning_content": "let me see"}
+CALLED = '{"name": "weather", "arguments": {"of": "Bo"}}'
 MANY = r"""{%- if tools %}{{ '<|start_of_turn|>tools ' + (tools | tojson) + '<|end_of_turn|>\n' }}{% endif %}
 {%- for message in messages %}
+{%- set last = loop.last and not add_generation_prompt %}
 {{- '<|start_of_turn|>' + message.role + '\n' }}
-{%- if message.role == 'assistant' and loop.last %}{{ '<think>' + (message.thinking or '') + '</think>' }}{% endif %}
+{%- if message.role == 'assistant' and last and message.thinking is defined %}
+{{- '<think>' + message.thinking + '</think>' }}{% endif %}
 {{- message.content | trim }}
 {%- for call in message.tool_calls %}{{ (call.function | tojson) + '<|reserved_1|>' }}{% endfor %}
 {%- if not message.tool_calls %}
-{{- '<|end_of_turn|>' if loop.last or message.role != 'assistant' else '<|reserved_0|>' }}{% endif %}
+{{- '<|end_of_turn|>' if last or message.role != 'assistant' else '<|reserved_0|>' }}{% endif %}
 {{- '\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_of_turn|>assistant\n' }}{% endif %}"""
@@ -54,9 +57,9 @@ def opened(tmp_path: Path) -> Opened:
 
 def learned(turns: Turns, row: Any) -> tuple[list[str], list[str]]:
     """The texts that are learned, and what the template leaves out."""
-    example, left_out = turns.example(chat_of(row))
+    examples, left_out = turns.examples(chat_of(row))
     runs, before = list[list[int]](), NO_LABEL
-    for label in example["labels"]:
+    for label in (label for example in examples for label in [NO_LABEL, *example["labels"]]):
         if label != NO_LABEL:
             runs += [[label]] if before == NO_LABEL else []
             runs[-1] += [label] if before != NO_LABEL else []
@@ -107,33 +110,31 @@ def test_thirteen_kinds_of_rows(row: Any, said: list[str] | str, left_out: list[
 
 
 @pytest.mark.parametrize(
-    ("row", "said", "left_out"),
+    ("row", "said", "count"),
     [
-        ({"messages": [HI, YO]}, ["<think></think>yo<|end_of_turn|>"], []),
+        ({"messages": [HI, YO]}, [f"yo{END}"], 1),
         # Whoever answers is last, so this is the end to learn, in the middle too.
-        ({"messages": [HI, YO, HI, YO]}, ["yo<|end_of_turn|>", "<think></think>yo<|end_of_turn|>"], []),
-        ({"messages": [HI, THINKS]}, ["<think>let me see</think>yo<|end_of_turn|>"], []),
-        (
-            {"messages": [HI, THINKS, HI, YO]},
-            ["yo<|end_of_turn|>", "<think></think>yo<|end_of_turn|>"],
-            ["reasoning_content"],
-        ),
-        (
-            {"messages": [HI, ASKED_TOOL, TOLD, YO], "tools": TOOLS},
-            ['{"name": "weather", "arguments": {"of": "Bo"}}<|reserved_1|>', "<think></think>yo<|end_of_turn|>"],
-            [],
-        ),
-        ({"messages": [HI | {"content": "0"}, YO, HI | {"content": "0"}, YO, TOLD]}, [f"yo{END}", f"yo{END}"], []),
+        ({"messages": [HI, YO, HI, YO]}, [f"yo{END}", f"yo{END}"], 1),
+        ({"messages": [HI, THINKS]}, [f"<think>let me see</think>yo{END}"], 1),
+        # In the whole chat the thoughts are not there any more.
+        ({"messages": [HI, THINKS, HI, YO]}, [f"<think>let me see</think>yo{END}", f"yo{END}"], 2),
+        ({"messages": [HI, THINKS, HI]}, [f"<think>let me see</think>yo{END}"], 1),
+        ({"messages": [HI, ASKED_TOOL, TOLD, YO], "tools": TOOLS}, [f"{CALLED}<|reserved_1|>", f"yo{END}"], 1),
+        ({"messages": [HI, ASKED_TOOL | {"content": "so"}]}, [f"so{CALLED}<|reserved_1|>"], 1),
+        ({"messages": [HI, YO, YO, TOLD]}, [f"yo{END}", f"yo{END}"], 1),
     ],
 )
-def test_other_templates(row: Any, said: list[str], left_out: list[str], opened: Opened) -> None:
-    turns = opened(chat_template=MANY)
-    assert learned(turns, row) == (said, left_out)
+def test_other_templates(row: Any, said: list[str], count: int, opened: Opened) -> None:
+    turns, chat = opened(chat_template=MANY), chat_of(row)
+    assert learned(turns, row) == (said, [])
     assert turns.tokenizer.convert_ids_to_tokens(turns.ends) == [END, "<|reserved_1|>"]
-    example, _ = turns.example(chat_of(row))
-    chat = chat_of(row)
-    ids = turns.tokenizer.apply_chat_template(chat.messages, tools=chat.tools)["input_ids"]
-    assert example["input_ids"] == ids
+    examples, _ = turns.examples(chat)
+    assert len(examples) == count
+    made = [
+        turns.tokenizer.apply_chat_template(chat.messages[:end], tools=chat.tools)["input_ids"]
+        for end in range(1, 1 + len(chat.messages))
+    ]
+    assert all(example["input_ids"] in made for example in examples)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_other_templates(row: Any, said: list[str], left_out: list[str], opened:
 def test_rows_in_other_words_are_the_same_chat(row: Any, same: list[Any], opened: Opened) -> None:
     turns = opened(chat_template=MANY)
     tools = TOOLS if row.get("tools") else None
-    assert turns.example(chat_of(row)) == turns.example(chat_of({"messages": same, "tools": tools}))
+    assert turns.examples(chat_of(row)) == turns.examples(chat_of({"messages": same, "tools": tools}))
 
 
 @pytest.mark.parametrize(
@@ -246,14 +247,38 @@ def test_a_template_may_refuse_a_chat_or_break(opened: Opened) -> None:
         assert fault.value.kind == "template"
 
 
-def test_an_answer_that_a_template_writes_otherwise_later_is_not_learned(opened: Opened) -> None:
-    """As those have it whose prompt opens the thoughts that they leave out of earlier turns."""
-    turns = opened(chat_template=MANY.replace("assistant\\n' }}{% endif %}", "assistant\\n<think>' }}{% endif %}"))
-    row = {"messages": [HI, YO, HI, YO]}
-    assert learned(turns, row) == ([f"</think>yo{END}"], ["earlier answers"])
-    with pytest.raises(BadRow, match="another beginning") as fault:
-        learned(turns, {"messages": [HI, YO, HI]})
+def test_a_template_whose_prompt_begins_the_answer(opened: Opened) -> None:
+    """As those have it that open the thoughts, or leave them out."""
+    empty = MANY.replace(" and message.thinking is defined", "").replace("message.thinking", "(message.thinking or '')")
+    turns = opened(chat_template=empty.replace("assistant\\n' }}{% endif %}", "assistant\\n<think>' }}{% endif %}"))
+    assert learned(turns, {"messages": [HI, YO, HI, THINKS]}) == (
+        [f"</think>yo{END}", f"let me see</think>yo{END}"],
+        [],
+    )
+    turns = opened(chat_template=empty.replace("\\n' }}{% endif %}", "\\n<think></think>' }}{% endif %}"))
+    assert learned(turns, {"messages": [HI, YO]}) == ([f"yo{END}"], [])
+    with pytest.raises(BadRow, match="does not follow the prompt") as fault:
+        learned(turns, {"messages": [HI, THINKS]})
     assert fault.value.kind == "template"
+
+
+def test_examples_of_a_row_are_held_out_together(opened: Opened, tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="the extra `post` is not installed")
+    from datasets import load_from_disk
+
+    from murmur.export.chat import read_rows, tokenised
+    from murmur.export.recipes import recipe
+    from murmur.export.sft import Order, Ready
+
+    rows = [{"messages": [HI, THINKS, HI, YO]}] * 3
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    turns, source = opened(chat_template=MANY), str(tmp_path / "rows.jsonl")
+    tokenised(read_rows(source, tmp_path / "cache"), turns, source, tmp_path / "chats", 0.0)
+    order = Order(tmp_path, tmp_path, source, "toy", recipe("toy"), None, 1, "cpu", 0.0)
+    ready = Ready(order, None, turns, [], load_from_disk(str(tmp_path / "chats")), None, tmp_path)  # type: ignore[arg-type]
+    held_out, trained = ready.held_out.tolist(), ready.trained(order.recipe.stages[0]).tolist()
+    assert sorted(held_out + trained) == list(range(6))
+    assert held_out in ([0, 1], [2, 3], [4, 5])
 
 
 def test_what_a_template_leaves_out_is_named(opened: Opened) -> None:
@@ -297,7 +322,7 @@ def test_a_chat_begins_as_documents_do(begins: bool, writes: str, opened: Opened
         }
         (tmp_path / TOKENIZER).write_text(json.dumps(table))
     turns = open_turns(transformers.AutoTokenizer.from_pretrained(tmp_path))
-    example, _ = turns.example(chat_of({"messages": [HI, YO]}))
+    (example,), _ = turns.examples(chat_of({"messages": [HI, YO]}))
     assert example["input_ids"].count(263) == begins
     assert (example["input_ids"][0] == 263) == begins
     # Whoever serves the model writes the same.

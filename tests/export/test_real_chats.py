@@ -12,8 +12,9 @@ import torch
 from murmur.cli.main import main
 from murmur.data.build import build
 from murmur.data.shards import Shards
+from murmur.data.tokenizer import open_tokenizer
 from murmur.export.chat_rows import chat_of
-from murmur.export.chat_turns import open_turns
+from murmur.export.chat_turns import Turns, open_turns
 from murmur.export.folder import write
 from murmur.export.llama import config, names
 from murmur.export.states import Named, Rebuilt
@@ -101,6 +102,77 @@ def loss(model: Any, before: list[int], ids: list[int], skip: int = 0) -> float:
     return -sum(float(found[len(before) + at - 1, ids[at]]) for at in places) / len(places)
 
 
+def opened(name: str, template: str, folder: Path) -> Turns:
+    """The turns of an export with a published tokenizer and a template that TRL has."""
+    trl = pytest.importorskip("trl", reason="the extra `post` is not installed")
+    path = fetched(name, folder)
+    source = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
+    path.with_name("chat_template.jinja").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    made = open_tokenizer(path)
+    (folder / "tokenizer.json").write_bytes(made.file or b"")
+    (folder / "tokenizer_config.json").write_bytes(made.config)
+    return open_turns(transformers.AutoTokenizer.from_pretrained(folder))
+
+
+def runs(turns: Turns, ids: list[int], mask: list[Any]) -> list[str]:
+    """The texts of what is marked, without the line's end that some mark behind a turn."""
+    found, before = list[list[int]](), False
+    for token, marked in zip(ids, mask, strict=True):
+        if marked:
+            found = [*found[:-1], [*found[-1], token]] if before else [*found, [token]]
+        before = marked
+    return [turns.tokenizer.decode(run).strip("\n") for run in found]
+
+
+def said(turns: Turns, row: Any) -> list[str]:
+    examples, _ = turns.examples(chat_of(row))
+    return sorted(
+        run for one in examples for run in runs(turns, one["labels"], [label >= 0 for label in one["labels"]])
+    )
+
+
+HI, YO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
+OK = {"role": "assistant", "content": "ok"}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"of": "Bo"}}}
+CALLS = [HI, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "42"}, YO]
+THINKS = [HI, YO | {"reasoning_content": "let me"}, HI, OK | {"reasoning_content": "hm hm"}]
+CHATS = [[HI, YO], [HI, YO, HI, OK], [{"role": "system", "content": "be kind"}, HI, YO], THINKS]
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "chats"),
+    [
+        ("gemma3", "gemma3", CHATS),
+        ("llama3_1", "llama3", CHATS),
+        ("qwen3", "qwen3", [*CHATS, CALLS]),
+        ("qwen3", "qwen2_5", [*CHATS, CALLS]),
+    ],
+)
+def test_what_is_learned_is_what_trls_own_templates_mark(name: str, template: str, chats: Any, tmp_path: Path) -> None:
+    turns = opened(name, template, tmp_path)
+    trl = pytest.importorskip("trl")
+    theirs = (Path(trl.__file__).parent / "chat_templates" / f"{template}_training.jinja").read_text(encoding="utf-8")
+    for messages in chats:
+        marked = turns.tokenizer.apply_chat_template(
+            messages, chat_template=theirs, return_dict=True, return_assistant_tokens_mask=True
+        )
+        expected = runs(turns, marked["input_ids"], marked["assistant_masks"])
+        assert said(turns, {"messages": messages}) == sorted(expected)
+
+
+def test_gpt_oss_returns_wherever_it_answers(tmp_path: Path) -> None:
+    turns = opened("gptoss", "gptoss", tmp_path)
+    final, thought = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
+    assert turns.tokenizer.convert_ids_to_tokens(turns.ends) == ["<|return|>", "<|call|>"]
+    assert said(turns, {"messages": [HI, YO, HI, OK]}) == [f"{final}ok<|return|>", f"{final}yo<|return|>"]
+    assert said(turns, {"messages": THINKS}) == [
+        f"{thought}hm hm<|end|><|start|>assistant{final}ok<|return|>",
+        f"{thought}let me<|end|><|start|>assistant{final}yo<|return|>",
+    ]
+    call = ' to=functions.weather<|channel|>commentary json<|message|>{"of": "Bo"}<|call|>'
+    assert said(turns, {"messages": CALLS}) == [call, f"{final}yo<|return|>"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_from_text_to_a_chat_model(
     name: str, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -174,10 +246,10 @@ def test_from_text_to_a_chat_model(
     made = json.loads((tmp_path / "tuned" / "generation_config.json").read_bytes())
     assert made["eos_token_id"] == list(dict.fromkeys([stop, files.end]))
     turns = open_turns(tokenizer)
-    example, _ = turns.example(chat_of(chats[0]))
-    said = [label for label in example["labels"] if label >= 0]
-    assert said[-1] == stop
-    assert TEXTS[0] in tuned.decode(said)
+    (example,), _ = turns.examples(chat_of(chats[0]))
+    answer = [label for label in example["labels"] if label >= 0]
+    assert answer[-1] == stop
+    assert TEXTS[0] in tuned.decode(answer)
     prompt = tuned.apply_chat_template(chats[0]["messages"][:1], add_generation_prompt=True)["input_ids"]
     assert prompt == example["input_ids"][: len(prompt)]
     assert [token for token in prompt if token in bos] == prompt[: len(bos)] == bos

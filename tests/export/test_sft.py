@@ -106,7 +106,9 @@ def test_the_labels_are_the_assistants_turns_with_their_ends(base: Path) -> None
     from murmur.export.chat_rows import chat_of
 
     asked = [("user", "Hé"), ("assistant", "one ü"), ("user", "b"), ("assistant", "two")]
-    example, _ = found.example(chat_of({"messages": [{"role": role, "content": content} for role, content in asked]}))
+    (example,), _ = found.examples(
+        chat_of({"messages": [{"role": role, "content": content} for role, content in asked]})
+    )
     assert bytes(token for token in example["labels"] if 0 <= token < 256).decode() == "one ütwo"
     assert [token for token in example["labels"] if token >= 256] == [258, 258]
     assert all(label in (-100, token) for label, token in zip(example["labels"], example["input_ids"], strict=True))
