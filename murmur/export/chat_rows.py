@@ -104,7 +104,7 @@ def _turns(row: Row) -> Iterator[tuple[Message, bool]]:
         yield from ((message, False) for message, _ in _side(row["prompt"], "user"))
         yield from _side(row["completion"], "assistant")
     elif row.get("instruction") is not None and row.get("output") is not None:
-        for pair in row.get("history") or ():
+        for pair in _listed(row.get("history") or [], "not a chat"):
             if not isinstance(pair, list) or len(pair) != 2:
                 raise BadRow("not a chat", 'has a "history" that is no list of pairs')
             yield from (*_side(pair[0], "user"), *_side(pair[1], "assistant"))
@@ -185,7 +185,7 @@ def _tools(given: Any) -> list[Any] | None:
 
 def _listed(given: Any, kind: str) -> list[Any]:
     if not isinstance(given, list):
-        raise BadRow(kind, f"has {kind} that are no list")
+        raise BadRow(kind, "has something else than a list where one belongs")
     return given
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from murmur.data.index import TOKENIZER, TOKENIZER_CONFIG
 from murmur.data.tokenizer import BYTES, byte_tokenizer
@@ -14,6 +16,7 @@ from murmur.export.chat_rows import BadRow, chat_of
 from murmur.export.chat_turns import NO_LABEL, Turns, open_turns
 from murmur.export.tokenizer import run_tokenizer
 from murmur.protocol.errors import ConfigError, Spoilt
+from tests.random_cases import CASES
 
 transformers = pytest.importorskip("transformers", reason="the extra `post` is not installed")
 Opened = Callable[..., Turns]
@@ -215,21 +218,45 @@ def test_who_is_learned(messages: list[Any], wanted: list[bool]) -> None:
         ({"messages": [YO]}, "no answer", "no answer"),
         ({"prompt": [HI, YO], "completion": [HI]}, "no answer", "no answer"),
         ({"messages": [HI, YO | {"content": "\ud83d"}]}, "bad coding", "lone surrogate"),
-        ({"messages": [HI, YO | {"tool_calls": "f"}]}, "tool calls", "no list"),
+        ({"messages": [HI, YO | {"tool_calls": "f"}]}, "tool calls", "something else than a list"),
         ({"messages": [HI, YO | {"tool_calls": ["f"]}]}, "tool calls", "without a name"),
         ({"messages": [HI, YO | {"tool_calls": [{"function": "f"}]}]}, "tool calls", "without a name"),
         ({"messages": [HI, YO | {"tool_calls": [{"name": "f", "arguments": "{"}]}]}, "tool calls", "no JSON object"),
-        ({"messages": [HI, YO], "tools": "f"}, "tools", "no list"),
+        ({"messages": [HI, YO], "tools": "f"}, "tools", "something else than a list"),
         ({"messages": [HI, YO], "tools": ["f"]}, "tools", "no objects"),
         ({"instruction": "a", "output": 3}, "no content", "without text"),
         ({"instruction": 1, "output": "a"}, "no content", "instruction"),
         ({"instruction": "a", "output": "b", "history": [["a"]]}, "not a chat", "history"),
+        ({"instruction": "a", "output": "b", "history": 5}, "not a chat", "something else than a list"),
     ],
 )
 def test_a_row_that_cannot_be_used_says_why(row: Any, kind: str, told: str) -> None:
     with pytest.raises(BadRow, match=told) as fault:
         chat_of(row)
     assert fault.value.kind == kind
+
+
+KEYS = ["messages", "conversations", "prompt", "completion", "instruction", "output", "history", "system", "tools"]
+KEYS += ["role", "from", "content", "value", "tool_calls", "function", "name", "arguments", "type", "text", "weight"]
+WORDS = ["user", "assistant", "gpt", "tool", "function_call", "text", "{}", "[]", '{"name": "f"}', "\ud800", ""]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(WORDS[:4]), "content": ANYTHING}, optional={"tool_calls": ANYTHING}
+)
+
+
+@settings(max_examples=CASES, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS[:9]), ANYTHING | st.lists(MESSAGE, max_size=4), max_size=4))
+def test_any_object_is_a_chat_or_a_bad_row(row: Any) -> None:
+    try:
+        chat = chat_of(row)
+    except BadRow:
+        return
+    assert any(chat.learned)
+    assert all(isinstance(message["content"], str) for message in chat.messages)
 
 
 def test_a_template_may_refuse_a_chat_or_break(opened: Opened) -> None:
