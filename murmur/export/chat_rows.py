@@ -48,8 +48,7 @@ class Chat:
 
 def chat_of(row: Row) -> Chat:
     """Return a row's chat. Raises BadRow."""
-    if isinstance(row.get("line"), bytes):
-        row = _parsed(row["line"])
+    row = _parsed(row["line"]) if isinstance(row.get("line"), bytes) else _filled(row)
     turns = list(_turns(row))
     tools = _tools(row.get("tools"))
     # Nobody has asked for what opens a chat, and nothing is learned from silence.
@@ -91,6 +90,13 @@ def _parsed(line: bytes) -> Row:
     if not isinstance(row, Mapping):
         raise BadRow("not a chat", f"is no object, but {type(row).__name__}")
     return row
+
+
+def _filled(value: Any) -> Any:
+    """Return an object of a table, whose rows all have each other's keys, without those that are null in it."""
+    if isinstance(value, Mapping):
+        return {name: _filled(each) for name, each in value.items() if each is not None}
+    return [_filled(each) for each in value] if isinstance(value, list) else value
 
 
 def _turns(row: Row) -> Iterator[tuple[Message, bool]]:

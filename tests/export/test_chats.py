@@ -177,6 +177,19 @@ def test_rows_in_other_words_are_the_same_chat(row: Any, same: list[Any], opened
     assert turns.examples(chat_of(row)) == turns.examples(chat_of({"messages": same, "tools": tools}))
 
 
+def test_what_other_rows_of_a_table_have_is_not_in_this_one(opened: Opened) -> None:
+    """A column of objects has each key in every row."""
+    call = {"function": {"name": "weather", "arguments": {"of": "Bo", "at": None}}}
+    tool = {"function": {"name": "weather", "parameters": {"of": {"type": "string"}, "at": None}}}
+    messages = [HI | {"tool_calls": None}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    row = {"messages": messages, "tools": [tool]}
+    (found,), (same,) = (chat_of(row).tools or []), TOOLS
+    assert found["function"] == same["function"] | {"parameters": {"of": {"type": "string"}}}
+    assert learned(opened(chat_template=MANY), row) == ([f"{CALLED}<|reserved_1|>"], [])
+    line = json.dumps(row).encode()
+    assert '"at": null' in learned(opened(chat_template=MANY), {"line": line, "number": 1})[0][0]
+
+
 @pytest.mark.parametrize(
     ("messages", "wanted"),
     [
