@@ -78,6 +78,7 @@ def evaluate(
     for name, value in (("--limit", limit), ("--batch", batch)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, expected 1 or more")
+    from jinja2 import TemplateError
     from lm_eval import simple_evaluate
 
     manager = _manager(tasks, include)
@@ -101,6 +102,8 @@ def evaluate(
                 f"lm-eval cannot load the data of a task ({fault}). It fetches them from the Hugging Face hub, "
                 "or reads the files of your own task"
             ) from None
+        except TemplateError as fault:
+            raise ConfigError(f"the chat template of {folder} does not fit a task's questions: {fault}") from None
         for name, metrics in found["results"].items():
             numbers = {key: value for key, value in metrics.items() if isinstance(value, float | int)}
             results[name] = {"shots": found["n-shot"].get(name), "metrics": numbers}
