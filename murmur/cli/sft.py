@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from murmur.data.recipe import MAX_BAD
+
 MISSING = "murmur sft needs the extra `post`, which is not installed: pip install -c constraints.txt -e '.[post]'"
 
 
@@ -18,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         required=True,
         metavar="FILE|hf:NAME",
-        help='chats: JSONL, a line {"messages": [{"role": .., "content": ..}, ..]} each, or a data set of the Hugging '
-        "Face hub with that column",
+        help='chats: JSONL, a line {"messages": [{"role": .., "content": ..}, ..]} each, or rows of ShareGPT, Alpaca, '
+        "or prompt and completion; or such a data set of the Hugging Face hub",
     )
     parser.add_argument("--recipe", required=True, metavar="NAME|FILE", help="covenant-72b, toy, or a TOML file")
     parser.add_argument(
@@ -28,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: DIR-sft beside the export)")
     parser.add_argument(
         "--batch", type=int, default=1, metavar="N", help="sequences at once on each device (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-bad",
+        type=float,
+        default=MAX_BAD,
+        metavar="SHARE",
+        help="share of rows that may be unusable (default %(default)s)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: GPUs where there are any")
 
@@ -46,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{MISSING} ({fault})") from None
     folder = options.folder.absolute()
     out = options.out or folder.with_name(f"{folder.name}-sft")
-    order = Order(folder, out, options.data, options.recipe, found, options.replay, options.batch, options.device)
+    order = Order(
+        folder, out, options.data, options.recipe, found, options.replay, options.batch, options.device, options.max_bad
+    )
     tune(order, tell, say)
     return 0
 

@@ -1,12 +1,9 @@
-"""Chats for fine-tuning: rows are validated, tokenised, and mixed with text of the run, in an order that depends on the
-rows and the step, not on the number of GPUs.
-
-A row is an object with `messages`: a list of `role` (system, user, assistant) and `content`. Labels are the tokens of
-the assistant's turns, as the tokenizer's chat template marks them, ends of turns included; NO_LABEL elsewhere.
+"""Chats for fine-tuning: rows are read, tokenised, and mixed with text of the run, in an order that depends on the rows
+and the step, not on the number of GPUs. Rows that cannot be used are counted.
 """
 
-import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,32 +11,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, load_dataset
-from jinja2 import TemplateError
+from datasets import Dataset, Features, List, Value, load_dataset
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from murmur.data.shards import Split
+from murmur.export.chat_rows import BadRow, Row, chat_of
+from murmur.export.chat_turns import Example, Turns
 from murmur.export.recipes import Stage
-from murmur.protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError, Spoilt
 
-NO_LABEL = -100
 HUB = "hf:"
-ROLES = ("system", "user", "assistant")
 SEED = 0
+COUNTS = "counts.json"
 _ALONE = 20_000
 """Rows up to this number are tokenised by one process."""
+_COLUMNS = Features(
+    {
+        "input_ids": List(Value("int64")),
+        "labels": List(Value("int64")),
+        "length": Value("int64"),
+        "row": Value("int64"),
+        "kind": Value("string"),
+        "why": Value("string"),
+        "left_out": List(Value("string")),
+    }
+)
 
-Row = Mapping[str, Any]
-Example = dict[str, list[int]]
 
+class Counts(BaseModel):
+    """What is not used of the rows, by kind: `bad` ones; and those of which the chat template leaves something out."""
 
-class BadRow(Exception):
-    """A row that is no chat. The message names the reason."""
+    bad: dict[str, int]
+    left_out: dict[str, int]
 
 
 def read_rows(source: str, cache: Path) -> Dataset:
-    """Return the raw rows: of a JSONL file, the bytes of each `line`; or of a Hugging Face hub data set, its split
-    `train`. Raises ConfigError."""
+    """Return the raw rows: of a JSONL file, the bytes of each `line` and its `number`; or of a Hugging Face hub data
+    set, its split `train`. Raises ConfigError."""
     if source.startswith(HUB):
         try:
             return load_dataset(source.removeprefix(HUB), split="train")
@@ -48,103 +57,60 @@ def read_rows(source: str, cache: Path) -> Dataset:
     path = Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(f"{path} is not there: expected a JSONL file of chats, or {HUB}NAME of the Hugging Face hub")
-    if not path.stat().st_size:
+    if not any(_lines(str(path))):
         raise ConfigError(f"{path} is empty")
     return Dataset.from_generator(_lines, gen_kwargs={"path": str(path)}, cache_dir=str(cache))
 
 
-def _lines(path: str) -> Iterator[dict[str, bytes]]:
+def _lines(path: str) -> Iterator[dict[str, Any]]:
     with open(path, "rb") as file:
-        for line in file:
-            yield {"line": line}
+        for number, line in enumerate(file, 1):
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if line.strip():
+                yield {"line": line, "number": number}
 
 
-def messages_of(row: Row) -> list[dict[str, str]]:
-    """Return a row's messages. Raises BadRow."""
-    if isinstance(row.get("line"), bytes):
-        try:
-            row = json.loads(row["line"].decode())
-        except (ValueError, RecursionError) as fault:
-            raise BadRow(f"is not JSON ({fault})") from None
-    if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list) or not row["messages"]:
-        raise BadRow('is not an object with a list of "messages"')
-    found = []
-    for place, message in enumerate(row["messages"]):
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-            raise BadRow(f'has no text as "content" of message {place + 1}')
-        try:
-            message["content"].encode()
-        except UnicodeEncodeError:
-            raise BadRow(f"has half a character, a lone surrogate, in message {place + 1}") from None
-        if message.get("role") not in ROLES:
-            role = str(message.get("role"))[:40]
-            raise BadRow(f"has the role {role!r} in message {place + 1}: the known roles are {', '.join(ROLES)}")
-        found.append({"role": message["role"], "content": message["content"]})
-    if not any(message["role"] == "assistant" and message["content"] for message in found):
-        raise BadRow("has no turn of the assistant")
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """A tokenizer (transformers'), and the chat template that marks the assistant's turns."""
-
-    tokenizer: Any
-    template: str
-
-    def example(self, messages: Sequence[Mapping[str, str]]) -> Example:
-        """Return `input_ids` and `labels`. Raises BadRow."""
-        special = self.tokenizer.all_special_tokens
-        for message in messages:
-            if word := next((word for word in special if word in message["content"]), None):
-                raise BadRow(f"holds {word!r} as text, which is a token of this tokenizer's")
-        try:
-            found = self.tokenizer.apply_chat_template(
-                messages, chat_template=self.template, return_dict=True, return_assistant_tokens_mask=True
-            )
-        except TemplateError as fault:
-            raise BadRow(f"does not fit the tokenizer's chat template ({fault})") from None
-        ids, said = list(found["input_ids"]), found["assistant_masks"]
-        return {
-            "input_ids": ids,
-            "labels": [token if mask else NO_LABEL for token, mask in zip(ids, said, strict=True)],
-        }
-
-    def end(self) -> int:
-        """Return the token that ends the assistant's turn. Raises ConfigError where there is none."""
-        try:
-            found = self.example([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-        except BadRow as fault:
-            raise ConfigError(f"a question and its answer: it {fault}. Use another chat template") from None
-        said = [token for token in found["labels"] if token != NO_LABEL]
-        if not said or said[-1] not in self.tokenizer.all_special_ids:
-            raise ConfigError(
-                "the tokenizer's chat template does not end the assistant's turn by a token of its own within "
-                "{% generation %}: a model that is tuned with it would never stop"
-            )
-        return int(said[-1])
-
-
-def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path) -> None:
-    """Write every row as an example, with its `length`, to `folder`, which is complete or absent. Raises ConfigError
-    with the number of the first row that is no chat."""
+def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path, max_bad: float) -> None:
+    """Write the examples of every usable row, with their `length` and `row`, and their Counts, to `folder`, which is
+    complete or absent. Raises Spoilt where more than the share `max_bad` of the rows is bad."""
     many = os.cpu_count() if len(rows) > _ALONE else None
     cache = folder.with_name(folder.name + ".arrow")
     partial = folder.with_name(folder.name + ".partial")
     found = rows.map(
         _Turned(turns),
         with_indices=True,
+        batched=True,
         remove_columns=rows.column_names,
+        features=_COLUMNS,
         num_proc=many,
         load_from_cache_file=False,
         cache_file_name=str(cache),
     )
-    for number, why in enumerate(found["wrong"]):
-        if why:
-            unit = "row" if source.startswith(HUB) else "line"
-            raise ConfigError(f"{source}, {unit} {number + 1} is not a chat: it {why}")
-    found.remove_columns("wrong").save_to_disk(str(partial))
+    counts = _counted(found, len(rows), source, max_bad)
+    if counts.bad:
+        found = found.select([place for place, kind in enumerate(found["kind"]) if not kind])
+    found.remove_columns(["kind", "why", "left_out"]).save_to_disk(str(partial))
+    (partial / COUNTS).write_text(counts.model_dump_json())
     os.rename(partial, folder)
+
+
+def _counted(found: Dataset, rows: int, source: str, max_bad: float) -> Counts:
+    bad, first = Counter[str](found["kind"]), dict[str, str]()
+    bad.pop("", None)
+    for kind, why in zip(found["kind"], found["why"], strict=True) if bad else ():
+        if kind:
+            first.setdefault(kind, why)
+    if bad.total() > max_bad * rows:
+        told = "".join(f"\n  {count} {kind}: {first[kind]}" for kind, count in sorted(bad.items()))
+        raise Spoilt(
+            f"{source}: {bad.total()} of {rows} rows cannot be used, more than {max_bad:.2%} (--max-bad).{told}"
+        )
+    left_out = Counter(name for names in found["left_out"] for name in names)
+    return Counts(bad=dict(sorted(bad.items())), left_out=dict(sorted(left_out.items())))
+
+
+def read_counts(folder: Path) -> Counts:
+    return Counts.model_validate_json((folder / COUNTS).read_bytes())
 
 
 def digest(chats: Dataset) -> bytes:
@@ -159,16 +125,30 @@ def digest(chats: Dataset) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """Maps a row to its tokens, or to an error text: exceptions of other processes would lose their message."""
+    """Maps rows to their examples, or to what is wrong with them: exceptions of other processes would lose their
+    message."""
 
     turns: Turns
 
-    def __call__(self, row: Row, number: int) -> dict[str, Any]:
+    def __call__(self, rows: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> dict[str, list[Any]]:
+        made = list[dict[str, Any]]()
+        for number, *values in zip(numbers, *rows.values(), strict=True):
+            made += self._row(dict(zip(rows, values, strict=True)), number)
+        return {name: [each[name] for each in made] for name in _COLUMNS}
+
+    def _row(self, row: Row, number: int) -> Iterator[dict[str, Any]]:
         try:
-            found = self.turns.example(messages_of(row))
+            examples, left_out = self.turns.examples(chat_of(row))
         except BadRow as fault:
-            return {"input_ids": [], "labels": [], "length": 0, "wrong": str(fault)}
-        return {**found, "length": len(found["input_ids"]), "wrong": ""}
+            place = f"line {row['number']}" if isinstance(row.get("line"), bytes) else f"row {number + 1}"
+            why = f"{place} {fault}".encode(errors="replace").decode()
+            empty: dict[str, Any] = {"input_ids": [], "labels": [], "length": 0, "left_out": []}
+            yield {**empty, "row": number, "kind": fault.kind, "why": why}
+            return
+        for example in examples:
+            length = len(example["input_ids"])
+            yield {**example, "length": length, "row": number, "kind": "", "why": "", "left_out": left_out}
+            left_out = []
 
 
 # --- order -------------------------------------------------------------------------------------------------------

@@ -78,13 +78,11 @@ def evaluate(
     for name, value in (("--limit", limit), ("--batch", batch)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, expected 1 or more")
-    import torch
+    from jinja2 import TemplateError
     from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
 
     manager = _manager(tasks, include)
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")  # lm-eval takes no None
-    model = HFLM(pretrained=str(folder), dtype="auto", batch_size=batch, device=chosen)
+    model = _model(folder, batch, device)
     if chat and model.tokenizer.chat_template is None:
         raise ConfigError(f"the tokenizer of {folder} has no chat template: this is a base model, leave out --chat")
     results: dict[str, Any] = {}
@@ -104,6 +102,8 @@ def evaluate(
                 f"lm-eval cannot load the data of a task ({fault}). It fetches them from the Hugging Face hub, "
                 "or reads the files of your own task"
             ) from None
+        except TemplateError as fault:
+            raise ConfigError(f"the chat template of {folder} does not fit a task's questions: {fault}") from None
         for name, metrics in found["results"].items():
             numbers = {key: value for key, value in metrics.items() if isinstance(value, float | int)}
             results[name] = {"shots": found["n-shot"].get(name), "metrics": numbers}
@@ -116,6 +116,26 @@ def evaluate(
         "limit": limit,
         "results": results,
     }
+
+
+def _model(folder: Path, batch: int, device: str | None) -> Any:
+    """lm-eval's model of an export."""
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    class Model(HFLM):  # type: ignore[misc]
+        add_bos_token: bool | None
+
+        def loglikelihood_rolling(self, *given: Any, **more: Any) -> Any:
+            """lm-eval itself begins such a text, so with the tokenizer's own token there would be two."""
+            own, self.add_bos_token = self.add_bos_token, False
+            try:
+                return super().loglikelihood_rolling(*given, **more)
+            finally:
+                self.add_bos_token = own
+
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")  # lm-eval takes no None
+    return Model(pretrained=str(folder), dtype="auto", batch_size=batch, device=chosen)
 
 
 def _manager(tasks: Iterable[str], include: Path | None) -> Any:

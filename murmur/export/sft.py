@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import file_digest
 from importlib.metadata import version
 from pathlib import Path
@@ -20,11 +21,11 @@ from datasets import Dataset, disable_progress_bars, load_from_disk
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
-from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
 from murmur.data.index import TOKENIZER, TOKENIZER_CONFIG
 from murmur.data.shards import Shards
-from murmur.export.chat import HUB, Mix, Turns, digest, fitting, held_out, read_rows, tokenised
+from murmur.export.chat import HUB, Mix, digest, fitting, held_out, read_counts, read_rows, tokenised
+from murmur.export.chat_turns import Turns, open_turns
 from murmur.export.folder import partial_of, resumed
 from murmur.export.llama import config, generation_config
 from murmur.export.origin import CONFIG, GENERATION, Origin
@@ -49,7 +50,7 @@ _PACKAGES = ("accelerate", "torch", "transformers", "trl")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The operator's order. `sequences`: at once on each device."""
+    """The operator's order. `sequences`: at once on each device. `max_bad`: share of the rows that may be bad."""
 
     folder: Path
     out: Path
@@ -59,15 +60,16 @@ class Order:
     replay: Path | None
     sequences: int
     device: str | None
+    max_bad: float
 
     @property
     def on_cpu(self) -> bool:
         return self.device == "cpu" or (self.device is None and not torch.cuda.is_available())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
-    """The inputs that all processes of an order read."""
+    """The inputs that all processes of an order read. `rows`: examples, one or more of a row of chat."""
 
     order: Order
     origin: Origin
@@ -77,17 +79,26 @@ class Ready:
     replay: Shards | None
     work: Path
 
+    @cached_property
+    def held_out_rows(self) -> NDArray[np.int64]:
+        """Numbers of the rows that fit every stage and are not trained on, with all of their examples."""
+        rows = np.unique(self._row[fitting(self.rows, self._shortest)])
+        return rows[held_out(len(rows), self.order.recipe.held_out_rows)]
+
     @property
     def held_out(self) -> NDArray[np.int64]:
-        """Rows that fit every stage and are not trained on."""
-        short = min(stage.context for stage in self.order.recipe.stages)
-        fit = np.flatnonzero(fitting(self.rows, short))
-        return fit[held_out(len(fit), self.order.recipe.held_out_rows)]
+        return np.flatnonzero(fitting(self.rows, self._shortest) & np.isin(self._row, self.held_out_rows))
 
     def trained(self, stage: Stage) -> NDArray[np.int64]:
-        fit = fitting(self.rows, stage.context)
-        fit[self.held_out] = False
-        return np.flatnonzero(fit)
+        return np.flatnonzero(fitting(self.rows, stage.context) & ~np.isin(self._row, self.held_out_rows))
+
+    @property
+    def _shortest(self) -> int:
+        return min(stage.context for stage in self.order.recipe.stages)
+
+    @cached_property
+    def _row(self) -> NDArray[np.int64]:
+        return np.asarray(self.rows.with_format("numpy")["row"])
 
 
 def tune(order: Order, tell: Tell, say: Tell) -> None:
@@ -98,8 +109,8 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
     origin = read_origin(order.folder)
     _check(order, origin)
     _same(read_files, order.folder)  # before a library opens them
-    turns = _turns(order.folder)
-    ends = [turns.end(), origin.end]
+    turns = open_turns(AutoTokenizer.from_pretrained(order.folder))
+    ends = list(dict.fromkeys([*turns.ends, origin.end]))
     replay = _replay(order, origin)
     if not is_first():
         work = partial_of(order.out) / WORK
@@ -125,9 +136,10 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
                 write(work / SOURCE, _source(order.data).encode())
                 rows = work / "rows"
                 rmtree(rows, ignore_errors=True)  # of a file that may have been corrected since
-                tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
+                tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS, order.max_bad)
                 rmtree(rows, ignore_errors=True)
             ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
+            _say_counts(ready, say)
             _trainable(ready)
             setting = _setting(order, origin, replay, digest(ready.rows).hex(), len(ready.rows))
             _begin(work / SETTING, setting)
@@ -153,31 +165,14 @@ def _check(order: Order, origin: Origin) -> None:
                 f"a step of {stage.sequences} sequences is not so many times {processes()} devices with --batch "
                 f"{order.sequences}: choose others"
             )
+    if not 0 <= order.max_bad < 1:
+        raise ConfigError(f"--max-bad is {order.max_bad}, expected a share, 0 or more and below 1")
     if not order.on_cpu and not torch.cuda.is_available():
         raise ConfigError("torch finds no GPU: leave out --device, or use cpu")
     if order.folder.resolve() in order.out.resolve().parents:
         raise ConfigError(f"{order.out} is inside the export and would damage it: choose another --out")
     if order.on_cpu and origin.run_spec.layout.num_parameters > 10**9:
         raise ConfigError("a model of this size cannot be tuned on a CPU: use a GPU, without --device cpu")
-
-
-def _turns(folder: Path) -> Turns:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    template = tokenizer.chat_template
-    if not isinstance(template, str):
-        raise ConfigError(
-            f"the tokenizer of {folder} has no turn tokens, that is no chat template: its run's data set was built "
-            "before ids were reserved for them. Bring a tokenizer_config.json with one, whose tokens the vocabulary has"
-        )
-    if not has_generation_markers(template):
-        try:
-            template = get_training_chat_template(tokenizer) or template
-        except ValueError:
-            raise ConfigError(
-                f"the chat template of {folder} does not say what the assistant's turns are: it needs "
-                "{% generation %} .. {% endgeneration %} around them, for which TRL knows no other form of it"
-            ) from None
-    return Turns(tokenizer, template)
 
 
 def _replay(order: Order, origin: Origin) -> Shards | None:
@@ -322,7 +317,7 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
 def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
     """Measure the model as it is, before (0) or after stage `place`, and save that entry of measured.json."""
     held = ready.held_out
-    loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
+    loss = made.loss_of(ready.rows.select(held).remove_columns(["length", "row"]))
     row = ready.rows[int(held[0])]["input_ids"]
     labels = ready.rows[int(held[0])]["labels"]
     # The assistant's last turn begins after the last unlabelled token that precedes a labelled one.
@@ -334,8 +329,17 @@ def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
     if is_first():
         path = ready.work / MEASURED
         before = json.loads(path.read_bytes())[:place] if place else []
-        write(path, json.dumps([*before, found.model_dump()]).encode())
+        write(path, json.dumps([*before, found.model_dump()], allow_nan=False).encode())
         _say(ready, place, say)
+
+
+def _say_counts(ready: Ready, say: Tell) -> None:
+    """Print what of the rows is not used."""
+    counts = read_counts(ready.work / CHATS)
+    for kind, count in counts.bad.items():
+        say(f"left out {count:,} rows: {kind}")
+    for name, count in counts.left_out.items():
+        say(f"the chat template leaves out {name} of {count:,} rows")
 
 
 def _say(ready: Ready, place: int, say: Tell) -> None:
@@ -356,13 +360,17 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     table = config(model, origin.dtype, origin.end)
     table["max_position_embeddings"] = max(model.context, order.recipe.context)
     table["eos_token_id"] = ready.ends
+    counts = read_counts(ready.work / CHATS)
     tuned = Tuned(
         setting=setting,
         measured=[Measured.model_validate(one) for one in json.loads((ready.work / MEASURED).read_bytes())],
         left_out=[len(ready.rows) - int(fitting(ready.rows, stage.context).sum()) for stage in order.recipe.stages],
+        bad=counts.bad,
+        not_in_template=counts.left_out,
     )
-    for name in (TOKENIZER, TOKENIZER_CONFIG):
-        copyfile(order.folder / name, partial / name)
+    copyfile(order.folder / TOKENIZER, partial / TOKENIZER)
+    words = json.loads((order.folder / TOKENIZER_CONFIG).read_bytes())
+    write(partial / TOKENIZER_CONFIG, as_json(words | {"chat_template": ready.turns.template}))
     write(partial / CONFIG, as_json(table))
     write(partial / GENERATION, as_json(generation_config(origin.end) | {"eos_token_id": ready.ends}))
     write(partial / "README.md", card(tuned))

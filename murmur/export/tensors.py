@@ -129,7 +129,7 @@ def _file(model: ModelSpec, group: Iterable[str], dtype: Dtype, name: str) -> Fi
 
 def as_json(table: Mapping[str, Any]) -> bytes:
     """Return a JSON file for people and programs."""
-    return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(table, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 # --- values ------------------------------------------------------------------------------------------------------

