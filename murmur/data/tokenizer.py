@@ -112,15 +112,7 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
     """
     from tokenizers import Tokenizer as Native
 
-    config = _own_config(path)
-    try:
-        data = path.read_bytes()
-    except OSError as fault:
-        raise ConfigError(f"cannot read the tokenizer {path}: {fault.strerror}") from None
-    original = convert(data, path, config)
-    if original is not None:
-        config = original.config | config
-        data = _dumped(original.table)
+    data, config, original = _read(path)
     try:
         native = Native.from_buffer(data)
         table: dict[str, Any] = json.loads(data)
@@ -164,6 +156,19 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
         tuple(said),
         original,
     )
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Any], Converted | None]:
+    """Return a tokenizer.json, its configuration, and what it was converted from, if anything."""
+    config = _own_config(path)
+    try:
+        data = path.read_bytes()
+    except OSError as fault:
+        raise ConfigError(f"cannot read the tokenizer {path}: {fault.strerror}") from None
+    original = convert(data, path, config)
+    if original is None:
+        return data, config, None
+    return _dumped(original.table), original.config | config, original
 
 
 def _dumped(table: dict[str, Any]) -> bytes:

@@ -25,7 +25,7 @@ from sparseloco.digest import theta_digest
 from sparseloco.outer import OuterState
 from tests.export.conftest import quiet
 from tests.export.test_evaluate import tasks
-from tests.real_tokenizers import NAMES, fetched, needs_npm
+from tests.real_tokenizers import MISTRAL, NAMES, fetched, needs_npm
 from tests.specs import toy_spec
 
 __all__ = ["tasks"]
@@ -40,8 +40,9 @@ STOPS = {
     "gpt4o": "<|end_of_turn|>",
     "gptoss": "<|end_of_turn|>",
     "deepseek_v3": "<｜end▁of▁sentence｜>",
+    MISTRAL: "<|end_of_turn|>",
 }
-BEGIN = {"gemma3", "llama3_1", "deepseek_v3"}
+BEGIN = {"gemma3", "llama3_1", "deepseek_v3", MISTRAL}
 TEXTS = [
     f"{one} and {other} went to {place}."
     for one, other, place in [
@@ -173,7 +174,7 @@ def test_gpt_oss_returns_wherever_it_answers(tmp_path: Path) -> None:
     assert said(turns, {"messages": CALLS}) == [call, f"{final}yo<|return|>"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, MISTRAL])
 def test_from_text_to_a_chat_model(
     name: str, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
