@@ -51,7 +51,7 @@ ELSEWHERE = {
     "make demo": "test_the_demo_of_the_makefile_is_the_one_that_is_described",
     ".venv/bin/murmur localnet --chaos 7 --rounds 20 --validators 2 --miners 4": "tests/lab/localnet/test_chaos.py",
 }
-NEEDS = re.compile(r"# needs (?:finney|R2|a clone)")
+NEEDS = re.compile(r"# needs (?:finney|R2|a clone|text)")
 PLACEHOLDERS = {"P": "8790", "NETUID": "1", "N": "1", "SEED": "1"}
 PROGRAMS = ("murmur", "make", "python", "torchrun", "docker", "btcli", "git", "export", "cp")
 
@@ -192,7 +192,8 @@ def test_a_configuration_that_a_document_shows_is_complete_but_for_the_secrets(d
             assert tomllib.loads(text)
             if "[[sources]]" in text:
                 (tmp_path / "data.toml").write_text(text)
-                recipe.read(tmp_path / "data.toml")
+                _, executor = recipe.read(tmp_path / "data.toml")
+                recipe.executed(**executor)
                 continue
             (tmp_path / "node.toml").write_text(text)
             secrets = {"MURMUR_BUCKET__SECRET_KEY": "a", "MURMUR_BUCKET__READ_SECRET_KEY": "b"}
