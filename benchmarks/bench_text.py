@@ -55,7 +55,8 @@ from datatrove.pipeline.tokens import DocumentTokenizer, DocumentTokenizerMerger
 rows, tokenizer, out, end = sys.argv[1:]
 steps = [JsonlReader(rows), DocumentTokenizer(out + "/a", tokenizer_name_or_path=tokenizer, eos_token=end)]
 LocalPipelineExecutor(steps, tasks=1, logging_dir=out + "/log").run()
-LocalPipelineExecutor([DocumentTokenizerMerger(out + "/a", out + "/b", save_filename="m")], logging_dir=out + "/l").run()
+merge = DocumentTokenizerMerger(out + "/a", out + "/b", save_filename="m")
+LocalPipelineExecutor([merge], tasks=1, logging_dir=out + "/l").run()
 """
 
 

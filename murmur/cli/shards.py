@@ -17,6 +17,7 @@ from murmur.protocol.errors import ConfigError
 QUIET_SECONDS = 2
 """A shorter job ends before its progress could be read."""
 _CHANGED = "texts without their byte order mark or carriage returns, or tokens with another begin or end"
+_UNKNOWN = "tokens for text that the tokenizer does not know"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -215,10 +216,16 @@ def _build(options: argparse.Namespace) -> Index:
     for source in index.sources:
         if source.skipped:
             told = ", ".join(f"{count} {kind}" for kind, count in source.skipped.items())
-            say(f"{source.name}: rows left out: {told}")
-        if source.changed:
-            say(f"{source.name}: {source.changed} {_CHANGED}")
+            say(f"{_shown(source.name)}: rows left out: {told}")
+        for count, what in ((source.changed, _CHANGED), (source.unknown, _UNKNOWN)):
+            if count:
+                say(f"{_shown(source.name)}: {count:,} {what}")
     return index
+
+
+def _shown(name: str) -> str:
+    """Return a name from an index, which may be a stranger's, for a terminal."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _print(index: Index, as_json: bool) -> int:
@@ -244,9 +251,10 @@ def _print(index: Index, as_json: bool) -> int:
     for source in index.sources:
         left_out = ", ".join(f"{count:,} {kind}" for kind, count in source.skipped.items()) or "none"
         lines.append(
-            f"source      {source.name}: {source.documents:,} documents, {source.tokens:,} tokens, share "
+            f"source      {_shown(source.name)}: {source.documents:,} documents, {source.tokens:,} tokens, share "
             f"{source.share:.3g}; rows left out: {left_out}"
             + (f"; {source.changed:,} {_CHANGED}" if source.changed else "")
+            + (f"; {source.unknown:,} {_UNKNOWN}" if source.unknown else "")
         )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

@@ -47,7 +47,7 @@ class Plan(PipelineStep):  # type: ignore[misc]
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         job, sources = self.job, self.job.recipe.sources
-        bad, changed, rows = self._bad_rows()
+        bad, rows = self._bad_rows()
         tokens, documents, text_bytes = (np.zeros(len(sources), np.int64) for _ in range(3))
         for table in self._tables():
             for counted, column in ((tokens, table["length"]), (text_bytes, table["text_bytes"])):
@@ -61,6 +61,7 @@ class Plan(PipelineStep):  # type: ignore[misc]
         else:
             shares = [1.0] * len(sources)
         limits = [min(_ALL, int(share * _ALL)) for share in shares]
+        self._require_each(limits)
         held_out = self._held_out(limits)
         plan = {
             "limits": limits,
@@ -68,7 +69,7 @@ class Plan(PipelineStep):  # type: ignore[misc]
             "shares": shares,
             "text_bytes": text_bytes.tolist(),
             "bad": {f"{source} {kind}": count for (source, kind), count in bad.items()},
-            "changed": [changed[source] for source in range(len(sources))],
+            **{name: [counts[source] for source in range(len(sources))] for name, counts in self._counts.items()},
         }
         place.write(job.plan, json.dumps(plan).encode())
         yield from ()
@@ -76,19 +77,19 @@ class Plan(PipelineStep):  # type: ignore[misc]
     def _tables(self) -> Any:
         return read_tables(self.job.table(rank) for rank in range(self.job.num_tasks))
 
-    def _bad_rows(self) -> tuple[Counter[tuple[int, str]], Counter[int], Counter[int]]:
-        bad, changed, rows = Counter[tuple[int, str]](), Counter[int](), Counter[int]()
+    def _bad_rows(self) -> tuple[Counter[tuple[int, str]], Counter[int]]:
+        bad, rows = Counter[tuple[int, str]](), Counter[int]()
         self._first = dict[tuple[int, str], str]()
+        self._counts = {"changed": Counter[int](), "unknown": Counter[int]()}
         for rank in range(self.job.num_tasks):
             told = json.loads(self.job.report(rank).read_bytes())
             for source, kind, count, first in told["bad"]:
                 bad[source, kind] += count
                 self._first.setdefault((source, kind), first)
-            for source, count in told["changed"]:
-                changed[source] += count
-            for source, count in told["rows"]:
-                rows[source] += count
-        return bad, changed, rows
+            for name, counts in (*self._counts.items(), ("rows", rows)):
+                for source, count in told[name]:
+                    counts[source] += count
+        return bad, rows
 
     def _require(self, bad: Counter[tuple[int, str]], rows: Counter[int], documents: NDArray[np.int64]) -> None:
         for number, source in enumerate(self.job.recipe.sources):
@@ -102,6 +103,15 @@ class Plan(PipelineStep):  # type: ignore[misc]
                 )
             if not documents[number]:
                 raise ConfigError(f"{source.path} is too small: there is no text in it")
+
+    def _require_each(self, limits: list[int]) -> None:
+        """Raise ConfigError for a source that is so small a part that no document of it is used."""
+        left = {number for number, limit in enumerate(limits) if limit < _ALL}
+        for table in self._tables() if left else ():
+            left -= {*np.unique(table["source"][is_used(table, limits)]).tolist()}
+        if left:
+            name = self.job.recipe.sources[min(left)].path
+            raise ConfigError(f"{name}: its weight is so small that no document of it is used; give it more, or none")
 
     def _held_out(self, limits: list[int]) -> int:
         """Return the draw below which documents are held out: the first ones that have the tokens wanted, and at most
@@ -277,6 +287,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
                     skipped=skipped.get(number, {}),
                     share=plan["shares"][number] if source.repeats is None else source.repeats,
                     changed=plan["changed"][number],
+                    unknown=plan["unknown"][number],
                 )
                 for number, source in enumerate(job.recipe.sources)
             ),

@@ -45,13 +45,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass
 class Bad:
-    """Rows that could not be used: how many of each source and kind, and the first of each, in words. `changed`: files
-    whose byte order mark or carriage returns were kept out, `rows`: all rows, by source."""
+    """Rows that could not be used: how many of each source and kind, and the first of each, in words. By source:
+    `changed`, files whose byte order mark or carriage returns were kept out; `rows`, all rows; `unknown`, tokens that
+    stand for text that the tokenizer does not know."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     first: dict[tuple[int, str], str] = field(default_factory=dict)
     changed: Counter[int] = field(default_factory=Counter)
     rows: Counter[int] = field(default_factory=Counter)
+    unknown: Counter[int] = field(default_factory=Counter)
 
     def note(self, file: TextFile, row: int, kind: str, detail: str = "") -> None:
         self.counts[file.source, kind] += 1
@@ -288,6 +290,8 @@ def _fault(data: Any, text_key: str) -> tuple[str, str]:
         return "not a string", f": {type(text).__name__}"
     if not text or text.isspace():
         return "empty", ""
+    if "\0" in text:
+        return "null characters", ": it may be UTF-16, or no text"
     return ("bad coding" if _SURROGATE.search(text) else ""), ""
 
 

@@ -80,10 +80,10 @@ class Scatter(PipelineStep):  # type: ignore[misc]
         batch, size = list[Document](), 0
         for document in data:
             if (ids := document.metadata.get("ids")) is not None:
-                out.add(document, ids)
+                self._add(document, out, ids)
                 continue
             if len(document.text) > PIECE_CHARACTERS:
-                out.add(document, *tokens_of(codec, document.text, places))
+                self._add(document, out, *tokens_of(codec, document.text, places))
                 continue
             batch.append(document)
             size += len(document.text)
@@ -99,6 +99,7 @@ class Scatter(PipelineStep):  # type: ignore[misc]
             ],
             "changed": sorted(bad.changed.items()),
             "rows": sorted(bad.rows.items()),
+            "unknown": sorted(bad.unknown.items()),
         }
         place.write(self.job.report(rank), json.dumps(told).encode())
         place.write(self.job.table(rank), np.concatenate([np.empty(0, ROW), *out.rows]).tobytes())
@@ -106,7 +107,16 @@ class Scatter(PipelineStep):  # type: ignore[misc]
 
     def _encode(self, codec: Tokenizer, batch: list[Document], out: "_Buckets") -> None:
         for document, ids in zip(batch, codec.encode([document.text for document in batch]), strict=True):
-            out.add(document, ids)
+            self._add(document, out, ids)
+
+    def _add(self, document: Document, out: "_Buckets", *ids: Ids) -> None:
+        file, bad, unk = document.metadata["file"], self.reader.bad, out.codec.unk
+        if not any(map(len, ids)):
+            bad.note(file, int(document.id), "no tokens")
+            return
+        if unk is not None and (count := sum(int(np.count_nonzero(part == unk)) for part in ids)):
+            bad.unknown[file.source] += count
+        out.add(document, *ids)
 
 
 def tokens_of(codec: Tokenizer, text: str, places: Any) -> Iterator[Ids]:

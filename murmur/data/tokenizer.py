@@ -57,7 +57,8 @@ class Tokenizer:
     """`name` is "bytes" or the sha256 of `file`, a tokenizer.json, in hex. `config` is its tokenizer_config.json, `end`
     the id that ends every document, `bos` the one that begins it, if any. All ids, reserved ones too, are below
     `vocabulary`. `encode`: texts to their ids, without `bos` and `end`. `said`: what was changed in the file.
-    `original`: what the file was converted from, if it was."""
+    `unk`: the id that stands for text without tokens, if any. `original`: what the file was converted from, if it
+    was."""
 
     name: str
     vocabulary: int
@@ -67,6 +68,7 @@ class Tokenizer:
     config: bytes
     file: bytes | None = None
     said: tuple[str, ...] = ()
+    unk: int | None = None
     original: Converted | None = None
 
     @property
@@ -154,6 +156,7 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
         _config(config, last, first, own_turns=own_turns),
         data,
         tuple(said),
+        _unknown(table, ids),
         original,
     )
 
@@ -169,6 +172,13 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any], Converted | None]:
     if original is None:
         return data, config, None
     return _dumped(original.table), original.config | config, original
+
+
+def _unknown(table: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
+    """Return the id that stands for text without tokens."""
+    model = table["model"]
+    found = ids.get(model.get("unk_token") or "", model.get("unk_id"))
+    return found if isinstance(found, int) else None
 
 
 def _dumped(table: dict[str, Any]) -> bytes:

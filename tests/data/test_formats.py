@@ -19,12 +19,14 @@ import pytest
 import zstandard
 from warcio.warcwriter import WARCWriter
 
+from murmur.cli.main import main
 from murmur.data.build import build
 from murmur.data.recipe import Source, made, read
 from murmur.data.shards import Shards
 from murmur.data.sources import files_of
 from murmur.protocol.errors import ConfigError
 from tests.data.test_build import documents
+from tests.data.test_tokenizer import word_tokenizer
 
 pytestmark = pytest.mark.check
 
@@ -327,3 +329,33 @@ def test_botocores_documentation_is_plain_unique_text(tmp_path: Path) -> None:
     lines = [line for document in found for line in document.decode(errors="ignore").split("\n")]
     assert not any("<p>" in line for line in lines)
     assert len(lines) == len(set(lines))
+
+
+def test_text_with_null_characters_is_a_bad_row_such_as_utf_16_without_a_mark(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_bytes("no mark tells what this is".encode("utf-16-le"))
+    (tmp_path / "text" / "b.jsonl").write_bytes(jsonl(TEXTS))
+    with pytest.raises(ConfigError, match=r"1 null characters: .*a\.txt, row 1: it may be UTF-16"):
+        build(str(tmp_path / "text"), tmp_path / "out")
+
+
+def test_a_source_of_which_a_weight_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    for name, count in (("large", 2000), ("small", 2)):
+        (tmp_path / f"{name}.jsonl").write_bytes(jsonl([f"{name} text {n}" for n in range(count)]))
+    sources = (
+        {"path": str(tmp_path / "large.jsonl"), "weight": 1e-6},
+        {"path": str(tmp_path / "small.jsonl"), "weight": 1.0},
+    )
+    with pytest.raises(ConfigError, match=r"large\.jsonl: its weight is so small"):
+        build(made(sources=sources), tmp_path / "out")
+
+
+def test_text_that_the_tokenizer_does_not_know_is_counted_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = word_tokenizer(tmp_path / "tokenizer.json", ["?", "</s>", "alpha", "beta"])
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["alpha beta", "alpha gamma delta"]))
+    words = ["--tokenizer", str(tokenizer), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert main(["shards", "build", "--from", str(tmp_path / "a.jsonl"), *words]) == 0
+    assert "a.jsonl: 2 tokens for text that the tokenizer does not know" in capsys.readouterr().err
+    assert Shards.open(tmp_path / "out").index.sources[0].unknown == 2
