@@ -147,15 +147,15 @@ class RoundWork:
             self._ahead.object = saved.object
         return saved
 
-    def publish(self, round: int, sealed: SealedRound, left: SecondsLeft) -> None:
-        """Make the sealed bytes visible while that counts. Finish the upload that was started; if that is not of these
-        bytes or has failed, upload them whole."""
+    def publish(self, round: int, sealed: SealedRound, left: SecondsLeft) -> bool:
+        """Make the sealed bytes visible while that counts; return whether it still did. Finish the upload that was
+        started; if that is not of these bytes or has failed, upload them whole."""
         if self._ahead is not None and self._ahead.object != sealed.object:
             self.abandon_upload()
         deadline = left()
         if deadline <= 0:
             self.abandon_upload()
-            return  # it was visible before we committed, or it is worthless
+            return False  # it was visible before we committed, or it is worthless
         phase = self._ahead.phase if self._ahead is not None else self.state.timeline.begin("upload")
         with phase:
             if not self._finish_upload(round, deadline):
@@ -168,6 +168,7 @@ class RoundWork:
             payload_bytes=self.state.store.path(sealed.object).stat().st_size,
             seconds={"upload": round_seconds(phase.seconds)},
         )
+        return True
 
     def is_published(self, round: int, sealed: SealedRound) -> bool:
         """Whether the bucket has the sealed object: of an upload that failed, only the answer may be lost. The envelope

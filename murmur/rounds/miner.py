@@ -51,6 +51,8 @@ class Miner:
         self.answers = RepairAnswers(node, Mirror(node.ports.bucket, node.run.id, node.time))
         self.finished = -1
         """The last round in which we have nothing more to publish."""
+        self.upload_failed = False
+        """Whether our last upload failed: we commit to nothing more before one succeeds."""
         self.finishing: Task | None = None
         """Work of the last round for which nothing waits: claims, cleaning up, our result."""
 
@@ -188,7 +190,16 @@ class Miner:
 
     def promise(self, round: int, sealed: SealedRound) -> None:
         """Publish the sealed object and commit to it concurrently: the post waits for blocks, the upload for the link.
-        A commitment to an object that cannot be read is taken back while there is time."""
+        A commitment to an object that cannot be read is taken back while there is time.
+
+        After an upload that failed, the commitment waits for one that succeeds. Each costs the chain's quota for our
+        hotkey, and a bucket may refuse for days.
+        """
+        if self.upload_failed:
+            self.upload_failed = not self.publish(round, sealed)
+            if not self.upload_failed:
+                self.commit(round, sealed)
+            return
         faults = list[MurmurError]()
 
         def post() -> None:
@@ -203,6 +214,7 @@ class Miner:
         except StorageError as fault:
             posting.join()
             if not self.work.is_published(round, sealed):
+                self.upload_failed = True
                 if self.node.head() < self.node.clock.commit_deadline(round) and self.stands(
                     self.commitment(round, sealed)
                 ):
@@ -223,9 +235,9 @@ class Miner:
             node.prefetch(round)
             node.wait_for(last - left // 2, f"the end of round {round}'s commit window")
 
-    def publish(self, round: int, sealed: SealedRound) -> None:
-        """Make the sealed bytes visible before the commit deadline."""
-        self.work.publish(round, sealed, partial(self.seconds_to_commit, round))
+    def publish(self, round: int, sealed: SealedRound) -> bool:
+        """Make the sealed bytes visible before the commit deadline; return whether there was time."""
+        return self.work.publish(round, sealed, partial(self.seconds_to_commit, round))
 
     def commit(self, round: int, sealed: SealedRound) -> None:
         """Put the digest of our envelope on chain by the commit deadline; if a fork drops it, retry while there is

@@ -1,7 +1,7 @@
-"""Back off after interrupted rounds and refusals by our own bucket: first a pause and a warning, at last an end.
+"""Back off after interrupted rounds, and while our own bucket takes no writes.
 
-With a revoked or expired token a node would run for days and every round would be worthless. One refusal proves
-nothing: a store may fail so for minutes.
+A node never ends by itself for its bucket: a token may be renewed, a bill paid, a quota raised at the store, and the
+node goes on with the next round. Until then it says once a round what is wrong.
 """
 
 from collections.abc import Callable
@@ -9,20 +9,15 @@ from contextlib import suppress
 
 from loguru import logger
 
-from murmur.node.config.settings import WRITE_KEY
-from murmur.node.config.settings_sources import variable_of
 from murmur.protocol import keys
-from murmur.protocol.errors import AccessDenied, BucketMissing, ChainError, ConfigError, StorageError
+from murmur.protocol.errors import ChainError, StorageError
 from murmur.protocol.ports import Bucket, Time
 
 PAUSE_SECONDS = 1.0
 """Pause after an interrupted round: a server that refuses at once must not be called in a tight loop."""
 LONGEST_PAUSE = 0.05
-"""Longest pause between two tries of a bucket that refuses, as a fraction of a round."""
-ROUNDS = 3
-"""After this many consecutive rounds in which our own bucket refused us, the operator has to fix it."""
+"""Longest pause between two tries of a bucket that takes no writes, as a fraction of a round."""
 _TRY_SECONDS = 10.0
-_REFUSALS = (AccessDenied, BucketMissing)
 
 
 class Backoff:
@@ -33,15 +28,15 @@ class Backoff:
         self._bucket, self._now, self._time = bucket, now, time
         self._longest = max(PAUSE_SECONDS, LONGEST_PAUSE * round_seconds)
         self._pause = PAUSE_SECONDS
-        self._refused: list[int] = []
-        """Consecutive rounds in which our bucket has refused us."""
+        self._told = self._since = -1
+        """The last round in which we said that our bucket takes no writes; the first one of these without a break."""
 
     def pause_after(self, round: int, fault: ChainError | StorageError) -> None:
-        """Log the failure and pause before the next try. If our own bucket refuses us, pauses grow and it is logged
-        once a round. Raises ConfigError after ROUNDS consecutive rounds of refusals."""
-        before = self._refused[-1:]
+        """Log the failure and pause before the next try. While our own bucket takes no writes, pauses grow, and it is
+        logged once a round."""
+        before = self._told
         if self.refused(fault):
-            same = before == self._refused[-1:]
+            same = before == self._told
             self._pause = min(2 * self._pause, self._longest) if same else PAUSE_SECONDS
         else:
             self._pause = PAUSE_SECONDS
@@ -49,39 +44,34 @@ class Backoff:
         self._time.sleep(self._pause)
 
     def refused(self, fault: ChainError | StorageError) -> bool:
-        """Whether `fault` is a refusal by our own bucket; logged once a round. Raises ConfigError as above."""
-        if not isinstance(fault, _REFUSALS) or not self._refuses_us():
+        """Whether our own bucket takes no writes, after this fault; logged once a round."""
+        why = self._why_not() if isinstance(fault, StorageError) else None
+        if why is None:
             return False
         try:
             round = self._now()
         except ChainError:
             return True
-        if round in self._refused[-1:]:
+        if round == self._told:
             return True
-        self._refused = [*self._refused, round] if round - 1 in self._refused[-1:] else [round]
-        if len(self._refused) >= ROUNDS:
-            raise ConfigError(
-                f"our own bucket has refused us for {ROUNDS} rounds in a row ({fault}): peers get nothing from "
-                f"this node. The token was revoked or has expired, or the bucket is gone: check {WRITE_KEY} "
-                f"and {variable_of('bucket.name')} with `murmur doctor`. The saved state stays"
-            )
+        self._since = self._since if self._told == round - 1 else round
+        self._told = round
         logger.error(
-            "round {round}: our own bucket refuses us ({fault}), so this round is lost. After {rounds} such "
-            "rounds in a row this node stops. Check its token: murmur doctor",
+            "round {round}: our own bucket takes no writes ({fault}), so this round is lost, as are all since round "
+            "{since}. Peers get nothing from this node, and nothing is paid. What to mend: murmur doctor. The node "
+            "goes on by itself once it is",
             round=round,
-            fault=str(fault),
-            rounds=ROUNDS,
+            fault=str(why),
+            since=self._since,
         )
         return True
 
-    def _refuses_us(self) -> bool:
-        """Whether our own bucket refuses a write: the refusal may have been another node's bucket's."""
+    def _why_not(self) -> StorageError | None:
+        """Return why our own bucket takes no write; None when it does: the fault may have been another's bucket's."""
         try:
             self._bucket.put(keys.trial(), bytes(32), timeout_seconds=_TRY_SECONDS)
-        except _REFUSALS:
-            return True
-        except StorageError:
-            return False
+        except StorageError as fault:
+            return fault
         with suppress(StorageError):
             self._bucket.delete(keys.trial(), timeout_seconds=_TRY_SECONDS)
-        return False
+        return None

@@ -1,0 +1,43 @@
+"""A miner whose own bucket refuses uploads for a while: what it costs on chain, and when it contributes again."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from murmur.lab.simulation.store import Faults
+from murmur.protocol.types import PeerId, hotkey
+from tests.network import FakeNetwork
+
+Networks = Callable[..., FakeNetwork]
+
+
+def posts(network: FakeNetwork, name: str, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Counts the node's posts of each round, from now on."""
+    publish, found = network.world.publish, Counter[int]()
+
+    def counted(peer: PeerId, fields: tuple[bytes, ...]) -> int:
+        if peer == network[name].peer:
+            found[network.clock.round_at(network.world.head)] += 1
+        return publish(peer, fields)
+
+    monkeypatch.setattr(network.world, "publish", counted)
+    return found
+
+
+def test_uploads_that_are_refused_for_five_rounds_cost_two_posts_and_the_miner_comes_back_by_itself(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+    found = posts(network, "miner-1", monkeypatch)
+    network.store.faults["miner-1"] = Faults(denied=True)
+    network.run_to_block(network.clock.start(7))
+    del network.store.faults["miner-1"]
+    assert sum(found.values()) <= 2, found
+    network.run_until(10)
+    me = hotkey(network["miner-1"].peer)
+    assert [round for round in range(2, 10) if me in network["miner-2"].contributing(round)][:1] in ([7], [8])
+    assert network["miner-1"].alive
+    network.assert_agreement()
