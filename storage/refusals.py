@@ -30,6 +30,33 @@ _DENIALS = {
     WRONG_SECRET: "the secret key does not belong to this access key",
 }
 
+_FULL = "the bucket or its account is full, or over its quota: free room in it, or raise the quota"
+_THROTTLED = "the server asks for fewer requests: it or the account is at its limit for now"
+_EXPIRED = "the token has expired: make a new one"
+_SUSPENDED = "the account is suspended or unpaid: see its provider"
+_CODES: dict[str, tuple[type[StorageError], str]] = {
+    **dict.fromkeys(
+        ("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "NotEnoughSpace"), (StorageError, _FULL)
+    ),
+    **dict.fromkeys(
+        ("SlowDown", "TooManyRequests", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
+        (StorageError, _THROTTLED),
+    ),
+    **dict.fromkeys(("ExpiredToken", "TokenRefreshRequired", "InvalidToken"), (AccessDenied, _EXPIRED)),
+    **dict.fromkeys(
+        ("AllAccessDisabled", "AccountProblem", "NotSignedUp", "UserSuspended"), (AccessDenied, _SUSPENDED)
+    ),
+}
+"""What stores mean, by their code, whatever its status. The code says more than that: a quota's is 403 in Ceph, 507 in
+Swift, and 400 elsewhere."""
+_STATUSES: dict[int, tuple[type[StorageError], str]] = {
+    402: (AccessDenied, _SUSPENDED),
+    429: (StorageError, _THROTTLED),
+    503: (StorageError, "the server is busy, throttles us, or is being mended"),
+    507: (StorageError, _FULL),
+}
+"""The same, where no code says it."""
+
 NO_BUCKET = "there is no such bucket; check its name and the endpoint"
 
 
@@ -66,6 +93,9 @@ def _translated(verb: str, error: Exception) -> StorageError:
         status = facts.get("HTTPStatusCode", 0)
         code = response.get("Error", {}).get("Code")
         code = code if isinstance(code, str) else None
+        if (known := _CODES.get(code or "") or _STATUSES.get(status)) is not None:
+            kind, why = known
+            return kind(f"{verb}: {why} ({int(status)})")
         if status in (401, 403, 405):  # 405: from a file server that allows no changes
             why = _why_denied(status, code, facts.get("HTTPHeaders", {}).get("date"))
             return AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None)

@@ -106,3 +106,28 @@ def test_a_bucket_that_is_there_or_may_not_be_asked_for_lacks_the_object_and_is_
         for _ in range(2):
             assert bucket.head("key", timeout_seconds=SECONDS) is None
         assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "words"),
+    [
+        ("507 Insufficient Storage", "", StorageError, "full, or over its quota"),
+        ("507 Insufficient Storage", "XMinioStorageFull", StorageError, "full, or over its quota"),
+        ("403 Forbidden", "QuotaExceeded", StorageError, "full, or over its quota"),
+        ("429 Too Many Requests", "", StorageError, "fewer requests"),
+        ("503 Slow Down", "SlowDown", StorageError, "fewer requests"),
+        ("503 Service Unavailable", "", StorageError, "busy"),
+        ("400 Bad Request", "ExpiredToken", AccessDenied, "the token has expired"),
+        ("403 Forbidden", "AllAccessDisabled", AccessDenied, "suspended or unpaid"),
+        ("402 Payment Required", "", AccessDenied, "suspended or unpaid"),
+    ],
+)
+def test_what_stores_mean_by_their_codes_is_said_in_our_words(
+    status: str, code: str, kind: type[StorageError], words: str
+) -> None:
+    body = error(code) if code else b""
+    answer = says(status, f"Content-Length: {len(body)}", body=body)
+    with hostile(answer) as server, pytest.raises(StorageError, match=words) as caught:
+        bucket_at(server).put("key", b"data", timeout_seconds=1.0)
+    assert type(caught.value) is kind
+    assert_says_nothing(caught.value)
