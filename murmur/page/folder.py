@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,11 @@ class Folder:
         self._members = MemberEvents()
         self._stopped: dict[str, bool] = {}
         """By node, whether it was stopped on request and has not started again."""
+        self._newest: dict[str, float] = {}
+        self._progress: dict[str, float] = {}
+        """By node, the time of its newest event, and of the newest that is no failure: retries are no progress."""
+        self._fault = ""
+        """Why the newest round that broke off did."""
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
         """Read the nodes' new events."""
@@ -64,12 +70,23 @@ class Folder:
                 if event is not None:
                     self.rounds.take(home.name, event, place)
                     self._members.take(home.name, event)
+                    self._note(home.name, event)
                     if (kind := event.get("event")) in ("started", "stopped"):
                         self._stopped[home.name] = kind == "stopped" and event.get("fault") is None
                 max_bytes -= len(line)
                 if max_bytes <= 0:
                     return True
         return False
+
+    def _note(self, node: str, event: dict[str, Any]) -> None:
+        if not isinstance(when := event.get("time"), float) or not isfinite(when):
+            return
+        self._newest[node] = when
+        if event.get("event") == "interrupted":
+            self._progress.setdefault(node, when)
+            self._fault = f"{node}: {event.get('fault')}"
+        else:
+            self._progress[node] = when
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -87,10 +104,14 @@ class Folder:
         return self._spec
 
     def stage(self) -> Stage:
-        """Return the network's progress; it counts as silent when no node writes anything."""
-        homes = list(self.path.glob("nodes/*/node.toml"))
-        files = [*self.path.glob("nodes/*/events.jsonl"), self.path]
-        newest = max((file.stat().st_mtime for file in files if file.exists()), default=time.time())
+        """Return the network's progress; it counts as silent when no node writes anything but failures."""
+        homes, now = list(self.path.glob("nodes/*/node.toml")), time.time()
+        silences = [
+            now - file.stat().st_mtime + max(0.0, self._newest.get(node, 0.0) - self._progress.get(node, 0.0))
+            for file in self.path.glob("nodes/*/events.jsonl")
+            for node in (file.parent.name,)
+        ]
+        began = now - self.path.stat().st_mtime if self.path.exists() else 0.0
         rehearsed = sum((home.parent / "measured.json").exists() for home in homes)
         waits_for = None
         if not homes and self.spec is None:
@@ -107,7 +128,7 @@ class Folder:
             waits_for = "Rehearsed: waiting for the chain to let the validators judge."
         ended = (self.path / "report.json").exists()
         stopped = bool(self._stopped) and all(self._stopped.values())
-        return Stage(waits_for, ended, max(0.0, time.time() - newest), stopped=stopped)
+        return Stage(waits_for, ended, max(0.0, min(silences, default=began)), stopped=stopped, fault=self._fault)
 
     def cluster(self) -> ClusterNow | None:
         if not isinstance(self.spec, ClusterSpec):

@@ -48,7 +48,8 @@ def _starting(source: PageSource, stage: Stage) -> Told:
     if stage.waits_for is not None:
         return "waiting", stage.waits_for
     if stage.silent_seconds > _patience(source):
-        return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}."
+        why = f" The last failure was of {stage.fault}." if stage.fault else ""
+        return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}.{why}"
     return "waiting", "Round 0 is being played."
 
 
@@ -62,7 +63,8 @@ def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[st
         if len({one.theta[node] for node in theirs}) > 1:
             yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."
     if not (stage.ended or stage.stopped) and stage.silent_seconds > _patience(source):
-        yield f"Nothing has happened for {_span(stage.silent_seconds)}: the network was killed, or it is stuck."
+        why = f" The last failure was of {stage.fault}." if stage.fault else " The network was killed, or it is stuck."
+        yield f"No round has gone on for {_span(stage.silent_seconds)}.{why}"
     if last.void.get(last.agreed() or ""):
         yield f"Round {last.number} is void, so nobody's work was applied. {why_void(last)}"
     if last.unobserved:

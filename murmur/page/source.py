@@ -15,14 +15,15 @@ PORTION_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A network's progress. `waits_for`: the condition for its first round, None once that is played. `silent_seconds`:
-    time since its last sign of life. `trouble`: why no new data can be read. `stopped`: all of its nodes were stopped
-    on request."""
+    time since its last progress. `trouble`: why no new data can be read. `stopped`: all of its nodes were stopped on
+    request. `fault`: why the newest round that broke off did."""
 
     waits_for: str | None = None
     ended: bool = False
     silent_seconds: float = 0.0
     trouble: str | None = None
     stopped: bool = False
+    fault: str = ""
 
 
 class PageSource(Protocol):

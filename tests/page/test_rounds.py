@@ -348,3 +348,20 @@ def test_the_pages_own_form_says_the_same_with_places_for_peers(tmp_path: Path) 
         for field in ("pay", "learning"):
             assert dict(zip((peers[at] for at in brief[field][0]), brief[field][1], strict=True)) == full[field]
         assert {**brief, **{f: full[f] for f in ("contributing", "rejected", "standing", "pay", "learning")}} == full
+
+
+def test_nodes_that_only_retry_are_not_healthy_however_many_events_they_write(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(3):
+        written.round(number)
+    for number in range(3, 3 + 200):  # 20 s each: far more than three rounds of the toy run
+        for node in ("miner-1", "miner-2", "validator-1"):
+            written.write(node, "interrupted", number, fault="the chain does not answer")
+    kind, said = sentence(written)
+    assert kind == "wrong"
+    assert (
+        said == "No round has gone on for 67 minutes. The last failure was of validator-1: the chain does not answer."
+    )
+    for number in range(300, 302):
+        written.round(number)
+    assert sentence(written)[0] == "good"
