@@ -50,6 +50,7 @@ def test_a_round_that_was_told_twice_is_told_as_it_was_told_last(home: Callable[
     [
         ([], 0.0, ["it has not done anything yet"]),
         ([stood(1)], 4 * FALLBACK_SECONDS, ["no round has ended for 240 minutes"]),
+        ([stood(1)], -600.0, ["its last event lies 10 minutes in the future"]),
         ([{"event": "trained", "round": 0}], 0.0, []),
         (
             [stood(round, "LOW_SCORE") for round in range(LATELY_ROUNDS)],

@@ -18,6 +18,8 @@ Event = Mapping[str, Any]
 
 LATELY_ROUNDS = 5
 """A healthy node has contributed or judged in one of this many last rounds."""
+CLOCK_SECONDS = 60.0
+"""Clocks are set right by less."""
 SILENT_ROUNDS = 3.0
 """A healthy node reports a round within the planned time of this many rounds."""
 FALLBACK_SECONDS = 3600.0
@@ -73,6 +75,8 @@ class EventTail:
         # During a node's first training it has not reported a round: then any event is a sign of life.
         last = self.rounds[-1] if self.rounds else self.newest
         silent = now - last["time"]
+        if silent < -CLOCK_SECONDS:
+            yield f"its last event lies {-silent / 60:.0f} minutes in the future: this machine's clock was set back"
         if silent > SILENT_ROUNDS * self.seconds:
             yield f"no round has ended for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}: does it run?"
         if len(self.rounds) == LATELY_ROUNDS and not self.counted:
