@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _PALLET_NAMES = {"RateLimitExceeded": "SettingWeightsTooFast"}
 """The transaction pool's names of some refusals, mapped to the pallet's names, which callers compare `code` with."""
 
+_MEANINGS = {
+    "AccountNotAllowedCommit": "this hotkey is not registered on the subnet, or not any more: register it",
+    "HotKeyNotRegisteredInSubNet": "this hotkey is not registered on the subnet, or not any more: register it",
+    "SpaceLimitExceeded": "posts of this hotkey have used up its bytes for this epoch; the next epoch gives new ones",
+}
+"""What the chain's names say to somebody who does not know its pallets."""
+
 _POOL_WORDS = {
     "invalid transaction": "InvalidTransaction",
     "verification error": "VerificationError",
@@ -81,7 +88,7 @@ def included(result: "ExtrinsicResult") -> int:
         return int(result.extrinsic_id.split("-")[0])
     code = _code(result.error, result.message) if result.error is not None else None
     if not result.success and code is not None and code not in _FATE_UNKNOWN:
-        raise ChainError(f"the chain refused: {code}: {result.message}", code=code)
+        raise _refusal(code, result.message)
     if not result.success and result.block_hash is not None:
         raise ChainError(f"the chain refused: {result.message}", code="ExtrinsicFailed")
     raise ChainError(f"the submission's outcome is unknown: {code or 'no word from the pool'}: {result.message}")
@@ -99,7 +106,11 @@ def refused(error: Any, block: int | None) -> ChainError:
     code = _code(error, str(error))
     if code is None or code in _FATE_UNKNOWN:
         return ChainError(f"the chain's node answered with an error: {error}")
-    return ChainError(f"the chain refused: {code}: {error}", code=code)
+    return _refusal(code, str(error))
+
+
+def _refusal(code: str, message: str) -> ChainError:
+    return ChainError(f"the chain refused: {code}: {_MEANINGS.get(code, message)}", code=code)
 
 
 def _code(error: Any, message: str) -> str | None:

@@ -247,6 +247,7 @@ def test_weights_without_meaning_never_reach_the_chain(weights: dict[Uid, float]
         ("SettingWeightsTooFast", "SettingWeightsTooFast"),
         ("RateLimitExceeded", "SettingWeightsTooFast"),
         ("SpaceLimitExceeded", "SpaceLimitExceeded"),
+        ("AccountNotAllowedCommit", "AccountNotAllowedCommit"),
     ],
 )
 def test_a_refusal_has_the_pallets_name_whoever_refused(name: str, expected: str) -> None:
@@ -259,6 +260,8 @@ def test_a_refusal_has_the_pallets_name_whoever_refused(name: str, expected: str
     with pytest.raises(ChainError) as caught:
         chain_over(stub).publish((b"x",))
     assert caught.value.code == expected
+    meaning = {"SpaceLimitExceeded": "used up its bytes", "AccountNotAllowedCommit": "register it"}.get(expected, "no")
+    assert meaning in str(caught.value)
 
 
 def test_an_endpoint_that_has_enough_of_us_is_no_verdict_of_the_chain() -> None:

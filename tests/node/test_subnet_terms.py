@@ -91,3 +91,15 @@ def test_a_node_whose_owner_cannot_pay_its_fees_ends_and_says_who_has_to(
     (error,) = network.until_dead("validator")
     assert isinstance(error, ConfigError)
     assert "paid by coldkey 5C.." in str(error)
+
+
+def test_only_what_has_changed_is_said(networks: Callable[..., FakeNetwork], said: list[str]) -> None:
+    network = networks(miners=1)
+    network.start()
+    network.run_until(1)
+    network.world._epoch_blocks = 140
+    network.run_until(3)
+    (told, *_) = [line for line in said if "the subnet's settings" in line]
+    assert "have changed: tempo" in told
+    assert "is now 140." in told
+    assert "post_bytes" not in told

@@ -4,7 +4,7 @@ The owner of a subnet, or root, may change all of these at any time. A spec is p
 therefore does not start on a chain where the run cannot work, and warns when the chain's terms change.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from loguru import logger
 
@@ -67,6 +67,12 @@ def require_fit(run: Run, round: int, subnet: Subnet) -> None:
         )
 
 
+def _changes(before: Subnet, after: Subnet) -> str:
+    """Return what differs, with both values."""
+    pairs = [(each.name, getattr(before, each.name), getattr(after, each.name)) for each in fields(Subnet)]
+    return ", ".join(f"{name} {was} is now {now}" for name, was, now in pairs if was != now)
+
+
 class SubnetTerms:
     """The chain's terms when a running node last read them."""
 
@@ -97,12 +103,8 @@ class SubnetTerms:
             misfits=found,
         )
         logger.warning(
-            "round {round}: the subnet's settings have changed: tempo {tempo}, {post_bytes} bytes of posts an epoch, "
-            "weights every {weights_rate_limit} blocks, commit-reveal {commit_reveal}. {verdict}",
+            "round {round}: the subnet's settings {changed}. {verdict}",
             round=round,
-            tempo=subnet.tempo,
-            post_bytes=subnet.post_bytes,
-            weights_rate_limit=subnet.weights_rate_limit,
-            commit_reveal="on" if subnet.commit_reveal else "off",
+            changed="do not fit this run" if seen is None else f"have changed: {_changes(seen, settings)}",
             verdict="; ".join(found) or "The run continues with them",
         )

@@ -36,6 +36,8 @@ class InnerState:
         (murmur/node/state/node_state.py)."""
         self._task: Task | None = None
         self._wanted = False
+        self._began, self._took = 0.0, 0.0
+        """When the write began, and how many seconds the last complete one took."""
 
     def load(self) -> bool:
         """Load the last saved state; False if there is none. Raises CheckpointCorrupt."""
@@ -59,7 +61,7 @@ class InnerState:
         self.hold()
         own = self._replica.own_state()
         saved = TensorState(own.tensors, {**own.facts, "sealed": self.sealed, "returned": self.returned})
-        self._wanted = True
+        self._wanted, self._began = True, self._time.now()
         self._task = self._time.start(lambda: self._write(saved), "own state")
 
     def hold(self) -> None:
@@ -68,10 +70,13 @@ class InnerState:
         self._wanted = False
         task, self._task = self._task, None
         if task is not None:
-            if task.is_alive():
+            seconds = self._time.now() - self._began
+            if task.is_alive() and seconds >= self._took:
                 logger.warning(
-                    "this disk needs more than a round to save error feedback and optimizer state, so the "
-                    "earlier ones stay on it: a crash would lose more than one round's. A faster disk fixes it"
+                    "{seconds:.0f} s were not enough to save error feedback and optimizer state, so the earlier ones "
+                    "stay on the disk: a crash would lose more than one round's. Where rounds are played to their "
+                    "end, a faster disk fixes it",
+                    seconds=seconds,
                 )
             task.join()
 
@@ -79,6 +84,7 @@ class InnerState:
         try:
             digest = checkpoint.save(self.folder, saved, stopped=lambda: not self._wanted)
             files.write(self.folder / _LATEST, digest.hex().encode())
+            self._took = self._time.now() - self._began
         except GivenUp:
             pass
         except OSError as fault:

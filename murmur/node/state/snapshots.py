@@ -33,12 +33,14 @@ class Snapshots:
         self._of: tuple[int, Digest] | None = None
         self._written: Digest | None = None
         self._fault: OSError | None = None
+        self._began = 0.0
 
     def begin(self, round: int, link: Digest, state: TensorState) -> None:
         """Start to write the state at the start of `round`; returns at once. Its tensors must not change before `hold`
         has returned."""
         self.hold()
         self._of, self._written, self._fault, self._wanted = (round, link), None, None, True
+        self._began = self._time.now()
         self._task = self._time.start(lambda: self._write(state), "snapshot")
 
     def hold(self, *, wait: bool = False) -> None:
@@ -55,8 +57,9 @@ class Snapshots:
                 )
             else:
                 logger.warning(
-                    "gave up the snapshot of theta: this disk needs more than a round for it. The earlier one "
-                    "stays, so a restart replays more rounds; the next round tries again"
+                    "gave up the snapshot of theta: {seconds:.0f} s were not enough for it. The earlier one stays, "
+                    "so a restart replays more rounds; the next round tries again",
+                    seconds=self._time.now() - self._began,
                 )
         self._wanted = wait
         task.join()
