@@ -125,14 +125,16 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
     known = native.get_vocab(with_added_tokens=True)
     first = _first_token(native, known, config, bos, path)
     said = _plain(table, first, known)
+    changed = bool(said)
     if original is not None:
         said = [f"it becomes a tokenizer.json, whose ids are compared with those of {original.library}", *original.said]
     last = _end_token(known, config, end, path)
     own_turns = bool(config.get("chat_template"))
     if not own_turns:
-        _reserve(table, known)
-    data = data if json.loads(data) == table else _dumped(table)
-    native = Native.from_buffer(data)
+        changed |= _reserve(table, known)
+    if changed:
+        data = _dumped(table)
+        native = Native.from_buffer(data)
     ids = native.get_vocab(with_added_tokens=True)
     moved = sorted(token for token, number in known.items() if ids.get(token) != number)
     if moved or len(set(ids.values())) < len(ids):
@@ -255,8 +257,8 @@ def _processor(own: Any, first: str | None, known: Mapping[str, int]) -> Any:
     return {"type": "Sequence", "processors": [*bytes_only, template]} if bytes_only else template
 
 
-def _reserve(table: dict[str, Any], known: Mapping[str, int]) -> None:
-    """Put all of RESERVED among its special tokens, with ids above all others."""
+def _reserve(table: dict[str, Any], known: Mapping[str, int]) -> bool:
+    """Put all of RESERVED among its special tokens, with ids above all others; return whether any was missing."""
     missing = [token for token in RESERVED if token not in known]
     first = 1 + max(known.values())
     vocabulary = table["model"].get("vocab")
@@ -265,6 +267,7 @@ def _reserve(table: dict[str, Any], known: Mapping[str, int]) -> None:
             vocabulary[token] = number  # where ids have holes, the library would number an added token into one
         added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         table["added_tokens"] = [*(table.get("added_tokens") or []), {"id": number, "content": token, **added}]
+    return bool(missing)
 
 
 def _config(own: Mapping[str, Any], end: str, first: str | None, *, own_turns: bool) -> bytes:
