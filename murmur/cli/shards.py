@@ -16,7 +16,8 @@ from murmur.protocol.errors import ConfigError
 
 QUIET_SECONDS = 2
 """A shorter job ends before its progress could be read."""
-_CHANGED = "texts without their byte order mark or carriage returns, or tokens with another begin or end"
+_CHANGED = "files without their byte order mark or carriage returns"
+_REFRAMED = "documents of others' tokens had another beginning or end: they were cut, or had none"
 _UNKNOWN = "tokens for text that the tokenizer does not know"
 
 
@@ -217,7 +218,7 @@ def _build(options: argparse.Namespace) -> Index:
         if source.skipped:
             told = ", ".join(f"{count} {kind}" for kind, count in source.skipped.items())
             say(f"{_shown(source.name)}: rows left out: {told}")
-        for count, what in ((source.changed, _CHANGED), (source.unknown, _UNKNOWN)):
+        for count, what in ((source.changed, _CHANGED), (source.reframed, _REFRAMED), (source.unknown, _UNKNOWN)):
             if count:
                 say(f"{_shown(source.name)}: {count:,} {what}")
     return index
@@ -254,6 +255,7 @@ def _print(index: Index, as_json: bool) -> int:
             f"source      {_shown(source.name)}: {source.documents:,} documents, {source.tokens:,} tokens, share "
             f"{source.share:.3g}; rows left out: {left_out}"
             + (f"; {source.changed:,} {_CHANGED}" if source.changed else "")
+            + (f"; {source.reframed:,} {_REFRAMED}" if source.reframed else "")
             + (f"; {source.unknown:,} {_UNKNOWN}" if source.unknown else "")
         )
     sys.stdout.write("\n".join(lines) + "\n")

@@ -5,6 +5,7 @@ of independent tasks (murmur/data/scatter.py and gather.py); datatrove reads, an
 (murmur/data/engine.py). A task that is done is not done again.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def build(
     _require_reached(execution, out)
     try:
         return _built(recipe, out, execution, on_progress, say)
-    except OSError as fault:
+    except (OSError, NotImplementedError) as fault:
         if is_local(out):
             raise
         raise ConfigError(f"{out} cannot be used: {fault}. If it is mended, give the same command again") from None
@@ -82,6 +83,8 @@ def _built(
         raise ConfigError(f"cannot use {out}: it is no folder")
     job = _job(recipe, out, execution, say)
     _run(job, execution, on_progress)
+    for line in json.loads(job.said.read_bytes()) if job.said.exists() else ():
+        say(line)
     for line in by_tiktoken.told(job):
         say(f"the tokenizer: {line}")
     return _tidied(out)

@@ -19,12 +19,16 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
     digest.
 
     Files are hard links where the disk supports them, else copies. Existing files stay, so the same call resumes after
-    a kill. Raises ConfigError for a folder without a data set, one that already holds another, and data sets of
-    different tokenizers.
+    a kill. Raises ConfigError for a folder without a data set, a damaged shard, one that already holds another, and
+    data sets of different tokenizers.
     """
     if (out / INDEX).exists():
         raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
-    indices = [Shards.open(folder).index for folder in folders]
+    opened = [Shards.open(folder) for folder in folders]
+    for each in opened:
+        each.held_out.verify()
+        each.train.verify()
+    indices = [each.index for each in opened]
     first = indices[0]
     for folder, index in zip(folders, indices, strict=True):
         if _tokens_of(index) != _tokens_of(first):

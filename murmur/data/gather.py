@@ -4,7 +4,7 @@ index. A bucket's task reads its own files only, so the cost is linear in tokens
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from math import ceil
 from typing import Any
@@ -31,6 +31,8 @@ from murmur.data.scatter import Table, read_scattered, read_tables
 from murmur.data.shards import little_endian
 from murmur.protocol.errors import ConfigError
 
+_HELD_OUT_TOO = "of which another is held out"
+"""Rows with the text of a document that is held out."""
 _BINS = 1 << 16
 _ALL = 1 << 64
 """Draws are below it."""
@@ -60,9 +62,14 @@ class Plan(PipelineStep):  # type: ignore[misc]
             shares = [min(scales) / scale for scale in scales]
         else:
             shares = [1.0] * len(sources)
-        limits = [min(_ALL, int(share * _ALL)) for share in shares]
+        limits = [
+            _ALL if share == 1.0 else self._limit(number, share * int(tokens[number]))
+            for number, share in enumerate(shares)
+        ]
         self._require_each(limits)
         held_out = self._held_out(limits)
+        contents = [table["content"][table["draw"] < held_out] for table in self._first_copies(limits)]
+        place.write(job.held_out, np.concatenate([np.empty(0, "<u8"), *contents]).tobytes())
         plan = {
             "limits": limits,
             "held_out": held_out,
@@ -77,10 +84,13 @@ class Plan(PipelineStep):  # type: ignore[misc]
     def _tables(self) -> Any:
         return read_tables(self.job.table(rank) for rank in range(self.job.num_tasks))
 
+    def _first_copies(self, limits: list[int]) -> Iterator[Table]:
+        return (first_copies(table, limits) for table in self._tables())
+
     def _bad_rows(self) -> tuple[Counter[tuple[int, str]], Counter[int]]:
         bad, rows = Counter[tuple[int, str]](), Counter[int]()
         self._first = dict[tuple[int, str], str]()
-        self._counts = {"changed": Counter[int](), "unknown": Counter[int]()}
+        self._counts = {"changed": Counter[int](), "unknown": Counter[int](), "reframed": Counter[int]()}
         for rank in range(self.job.num_tasks):
             told = json.loads(self.job.report(rank).read_bytes())
             for source, kind, count, first in told["bad"]:
@@ -104,6 +114,21 @@ class Plan(PipelineStep):  # type: ignore[misc]
             if not documents[number]:
                 raise ConfigError(f"{source.path} is too small: there is no text in it")
 
+    def _limit(self, source: int, wanted: float) -> int:
+        """Return the second draw below which a source's documents have so many tokens, or as nearly as can be."""
+        tokens = np.zeros(_BINS, np.int64)
+        for table in self._tables():
+            own = table[table["source"] == source]
+            counted = np.bincount(own["keep"] >> np.uint64(48), own["length"].astype(np.float64), _BINS)
+            tokens += counted.astype(np.int64)
+        reached = np.cumsum(tokens)
+        at = min(int(np.searchsorted(reached, wanted)), _BINS - 1)
+        own = np.concatenate([t[(t["source"] == source) & (t["keep"] >> np.uint64(48) == at)] for t in self._tables()])
+        own = own[np.argsort(own["keep"], kind="stable")]
+        ends = np.concatenate([[0], np.cumsum(own["length"], dtype=np.int64)]) + int(reached[at] - tokens[at])
+        number = int(np.argmin(np.abs(ends - wanted)))
+        return int(own["keep"][number - 1]) + 1 if number else int(own["keep"][0])
+
     def _require_each(self, limits: list[int]) -> None:
         """Raise ConfigError for a source that is so small a part that no document of it is used."""
         left = {number for number, limit in enumerate(limits) if limit < _ALL}
@@ -117,7 +142,7 @@ class Plan(PipelineStep):  # type: ignore[misc]
         """Return the draw below which documents are held out: the first ones that have the tokens wanted, and at most
         all but one."""
         tokens = np.zeros(_BINS, np.int64)
-        for table in (first_copies(table, limits) for table in self._tables()):
+        for table in self._first_copies(limits):
             counted = np.bincount(table["draw"] >> np.uint64(48), table["length"].astype(np.float64), _BINS)
             tokens += counted.astype(np.int64)
         reached, wanted = np.cumsum(tokens), self.job.recipe.held_out
@@ -130,7 +155,7 @@ class Plan(PipelineStep):  # type: ignore[misc]
             raise ConfigError(f"there are {total:,} tokens of text, and {target:,} are to be held out")
         last = int(np.flatnonzero(tokens)[-1]) if total else 0
         at = min(int(np.searchsorted(reached, max(target, 1))), last)
-        here = [t[t["draw"] >> np.uint64(48) == at] for t in (first_copies(t, limits) for t in self._tables())]
+        here = [table[table["draw"] >> np.uint64(48) == at] for table in self._first_copies(limits)]
         found = np.sort(
             np.concatenate(
                 [
@@ -160,7 +185,7 @@ def _name(path: str) -> str:
 def first_copies(table: Table, limits: list[int]) -> Table:
     """Return the first copies of the documents that are used."""
     used = is_used(table, limits)
-    found: Table = table[used & (table["draw"] == table["first"])]
+    found: Table = table[used & (table["copy"] == 0)]
     return found
 
 
@@ -200,7 +225,7 @@ class Gather(PipelineStep):  # type: ignore[misc]
             tokens.append(found)
             tables.append(table)
         if not tables:
-            place.write(job.entries(bucket), b"[]")
+            place.write(job.entries(bucket), b'{"shards": [], "lost": []}')
             return
         table = np.concatenate(tables)
         ends = np.cumsum(table["length"], dtype=np.int64)
@@ -209,9 +234,10 @@ class Gather(PipelineStep):  # type: ignore[misc]
         order = np.lexsort((table["length"], table["keep"], table["draw"]))
         used, cutoff = is_used(table, plan["limits"]), np.uint64(plan["held_out"])
         parts = {
-            "held-out": used & (table["draw"] < cutoff) & (table["draw"] == table["first"]),
-            "train": used & (table["first"] >= cutoff),
+            "held-out": used & (table["draw"] < cutoff) & (table["copy"] == 0),
+            "train": used & ~np.isin(table["content"], np.frombuffer(job.held_out.read_bytes(), "<u8")),
         }
+        lost = table["source"][used & (table["copy"] == 0) & ~parts["held-out"] & ~parts["train"]]
         told = []
         for split, mask in parts.items():
             rows = order[mask[order]]
@@ -223,7 +249,8 @@ class Gather(PipelineStep):  # type: ignore[misc]
                     for source in np.unique(of).tolist()
                 ]
                 told.append({"split": split, "entry": entry.model_dump(mode="json"), "counts": counts})
-        place.write(job.entries(bucket), json.dumps(told).encode())
+        made = {"shards": told, "lost": np.bincount(lost, minlength=len(job.recipe.sources)).tolist()}
+        place.write(job.entries(bucket), json.dumps(made).encode())
 
     def _write(self, name: str, documents: list[NDArray[Any]], token_bytes: int) -> ShardEntry:
         num_tokens = sum(map(len, documents))
@@ -255,9 +282,11 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         job, codec, out = self.job, self.job.open_tokenizer(), self.job.out
         plan = json.loads(job.plan.read_bytes())
         entries: dict[str, list[ShardEntry]] = {"train": [], "held-out": []}
-        documents, tokens = Counter[int](), Counter[int]()
+        documents, tokens, lost = Counter[int](), Counter[int](), Counter[int]()
         for bucket in range(job.num_buckets):
-            for told in json.loads(job.entries(bucket).read_bytes()):
+            found = json.loads(job.entries(bucket).read_bytes())
+            lost.update(dict(enumerate(found["lost"])))
+            for told in found["shards"]:
                 entries[told["split"]].append(ShardEntry.model_validate(told["entry"]))
                 for source, count, length in told["counts"]:
                     documents[source] += count
@@ -269,6 +298,9 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         for name, count in plan["bad"].items():
             number, _, kind = name.partition(" ")
             skipped.setdefault(int(number), {})[kind] = count
+        for number, count in lost.items():
+            if count:
+                skipped.setdefault(number, {})[_HELD_OUT_TOO] = count
         index = Index(
             version=3,
             tokenizer=codec.name,
@@ -288,6 +320,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
                     share=plan["shares"][number] if source.repeats is None else source.repeats,
                     changed=plan["changed"][number],
                     unknown=plan["unknown"][number],
+                    reframed=plan["reframed"][number],
                 )
                 for number, source in enumerate(job.recipe.sources)
             ),

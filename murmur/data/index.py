@@ -56,8 +56,8 @@ class Provenance(BaseModel):
     """Where a data set's text is from. documents, tokens: of this source, each text as often as it stands in the data
     set. text_bytes: of all usable rows, in UTF-8. skipped: rows that could not be used, by kind. share: of its
     documents that is used. changed: text files of which a byte order mark or
-    carriage returns were kept out, and documents of others' tokens that began or ended otherwise. unknown:
-    tokens that stand for text that the tokenizer does not know."""
+    carriage returns were kept out. unknown: tokens that stand for text that the tokenizer does not know. reframed:
+    documents of others' tokens that began or ended otherwise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -69,6 +69,7 @@ class Provenance(BaseModel):
     share: Annotated[float, Field(ge=0, le=100)] = 1.0
     changed: _Count = 0
     unknown: _Count = 0
+    reframed: _Count = 0
 
 
 class Index(BaseModel):

@@ -102,6 +102,16 @@ class Job:
         return self.work / "cut.json"
 
     @property
+    def said(self) -> Place:
+        """What the proof has to say, in lines."""
+        return self.work / "said.json"
+
+    @property
+    def held_out(self) -> Place:
+        """Hashes of the documents that are held out."""
+        return self.work / "held-out.u64"
+
+    @property
     def plan(self) -> Place:
         return self.work / "plan.json"
 

@@ -3,10 +3,12 @@
 import os
 import shutil
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from murmur import files
+from murmur.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -15,15 +17,25 @@ Place: TypeAlias = "Path | UPath"
 
 
 def place_of(name: str) -> Place:
-    """Return a folder by its path or address. The latter needs the extra data."""
+    """Return a folder by its path or address. Raises ConfigError for an address that cannot be used."""
+    if not name:
+        raise ConfigError("--out is empty: name a folder or an address")
+    name = name.removeprefix("file://")
     if "://" not in name:
         return Path(os.path.expanduser(name))
+    if find_spec("upath") is None:
+        raise ConfigError("addresses need the extra data: pip install 'murmuration-node[data]'")
     from upath import UPath
 
     from murmur.data import addresses
 
     addresses.register()
-    return UPath(name)
+    try:
+        place = UPath(name)
+        assert place.fs  # opened only now
+    except (OSError, ValueError, ImportError) as fault:
+        raise ConfigError(f"cannot use the address {name}: {fault}") from None
+    return place
 
 
 def is_local(place: Place) -> bool:

@@ -7,8 +7,8 @@ of their text.
 """
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -27,6 +27,10 @@ SAMPLE_DOCUMENTS = 1000
 SAMPLE_CHARACTERS = 2000
 """Of each document so much is looked at."""
 _SAMPLE_TOKENS = 500
+_EDGES = 20
+"""So many of a part's tokens may differ, since it was cut out of its text."""
+_MOST_ODD = 0.1
+"""Share of a file's documents whose tokens may not be those of their text: special tokens are text to some."""
 _MOST_FILES = 100
 HARD = (SAMPLES, "", " ", "  a  b ", " a", "\n\n a\n", "\ta\r\n b\0", "▁a ▁", "x" * 300, " " * 300, "１２ ﬁ e\u0301 Å")
 """Texts on which libraries differ, apart from a data set's own."""
@@ -60,8 +64,9 @@ class Proof(PipelineStep):  # type: ignore[misc]
                         f"the tokenizer gives other ids to whoever opens its file, such as of {text[:50]!r}: "
                         f"{found[:8]}, here {begin + ids[:8]}"
                     )
-            if tokens:
-                _require_own(native, tokens)
+            lines = [_require_own(codec, native, name, found) for name, found in tokens.items()]
+            lines.append(_unlike(native, known))
+            place.write(self.job.said, json.dumps([line for line in lines if line is not None]).encode())
         if codec.original is not None:
             require_same(codec, codec.original, [*texts, *HARD, *codec.original.hard])
         by_tiktoken.decide(self.job, codec, texts)
@@ -69,17 +74,19 @@ class Proof(PipelineStep):  # type: ignore[misc]
         place.write(self.job.cut, json.dumps(places).encode())
         yield from ()
 
-    def _sample(self) -> tuple[list[str], list[Ids]]:
-        texts, tokens, all_files = list[str](), list[Ids](), self.job.files
+    def _sample(self) -> tuple[list[str], dict[str, list[list[Ids]]]]:
+        texts, tokens, all_files = list[str](), defaultdict[str, list[list[Ids]]](list), self.job.files
         step = -(-len(all_files) // _MOST_FILES)
         chosen = all_files[::step]
         for file in chosen:
             for document in islice(self.reader.documents(file), -(-SAMPLE_DOCUMENTS // len(chosen))):
                 if file.is_tokens:
-                    tokens.append(document.metadata["ids"][:_SAMPLE_TOKENS])
+                    ids = document.metadata["ids"]
+                    parts = (ids, ids[len(ids) // 2 :], ids[max(0, len(ids) - _SAMPLE_TOKENS) :])
+                    tokens[file.path].append([part[:_SAMPLE_TOKENS].copy() for part in parts])
                 else:
                     texts.append(document.text[:SAMPLE_CHARACTERS])
-        return texts[:SAMPLE_DOCUMENTS], tokens[:SAMPLE_DOCUMENTS]
+        return texts[:SAMPLE_DOCUMENTS], tokens
 
 
 def require_same(codec: Tokenizer, original: Converted, texts: Sequence[str]) -> None:
@@ -95,24 +102,51 @@ def require_same(codec: Tokenizer, original: Converted, texts: Sequence[str]) ->
             )
 
 
-def _require_own(native: Any, tokens: list[Ids]) -> None:
-    """Raise ConfigError for tokens that another tokenizer has made, and for those that begin with one of its own."""
+def _unlike(native: Any, known: Mapping[str, list[int]]) -> str | None:
+    """Return what is to be said of texts whose tokens do not give them back."""
+    found = [
+        text for text, ids in known.items() if native.decode(ids, skip_special_tokens=False).strip() != text.strip()
+    ]
+    if not found:
+        return None
+    return (
+        f"the tokenizer: of {len(known)} documents' beginnings, {len(found)} do not come back from their tokens as "
+        f"they were: it changes text, or lacks tokens for some. The first begins {found[0][:40]!r}"
+    )
+
+
+def _require_own(codec: Tokenizer, native: Any, name: str, tokens: Sequence[list[Ids]]) -> str | None:
+    """Raise ConfigError for a file's tokens that another tokenizer has made, and for those that begin with one of its
+    own. Return what is to be said of the rest."""
     native.encode_special_tokens = False
-    odd = sum(not _comes_back(native, ids.tolist()) for ids in tokens)
-    if 2 * odd > len(tokens):
-        text = native.decode(tokens[0][:20].tolist(), skip_special_tokens=False)
+    odd = sum(not _comes_back(native, head, others) for head, *others in tokens)
+    if odd > _MOST_ODD * len(tokens):
+        text = native.decode(tokens[0][0][:20].tolist(), skip_special_tokens=False)
         raise ConfigError(
-            f"of {len(tokens)} documents, {odd} are not what this tokenizer makes of their text: they are another "
-            f"one's, or --dtype or --end is wrong. The first would begin {text!r}"
+            f"{name}: of {len(tokens)} documents, {odd} are not what this tokenizer makes of their text: they are "
+            f"another one's, or --dtype or --end is wrong. The first would begin {text!r}"
         )
-    begins = Counter(int(ids[0]) for ids in tokens).most_common(1)[0]
+    begins = Counter(int(head[0]) for head, *_ in tokens).most_common(1)[0]
     added = native.get_added_tokens_decoder().get(begins[0])
     if begins[1] == len(tokens) > 1 and added is not None and added.special:
-        raise ConfigError(f"each document begins with {added.content!r}, and the tokenizer's do not: give --bos")
+        if begins[0] == codec.bos:
+            raise ConfigError(f"{name}: each document begins with {added.content!r} twice; have them made anew")
+        raise ConfigError(
+            f"{name}: each document begins with {added.content!r}, and the tokenizer's do not: give --bos"
+        )
+    return f"{name}: {odd} of {len(tokens)} documents have other tokens than their text's" if odd else None
 
 
-def _comes_back(native: Any, ids: list[int]) -> bool:
-    """Whether the text of these ids has the same ids; but for the last tenth, where the text was cut."""
-    most = len(ids) - len(ids) // 10
-    found = native.encode(native.decode(ids, skip_special_tokens=False), add_special_tokens=False).ids
-    return bool(found[:most] == ids[:most])
+def _comes_back(native: Any, head: Ids, others: Sequence[Ids]) -> bool:
+    """Whether the text of these parts of a document has the same ids: the head's, but for where it was cut; that of the
+    others, but for a few at the edges."""
+
+    def again(part: list[int]) -> list[int]:
+        text = native.decode(part, skip_special_tokens=False)
+        found: list[int] = native.encode(text, add_special_tokens=False).ids
+        return found
+
+    most = len(head) - len(head) // 10
+    return again(head.tolist())[:most] == head[:most].tolist() and all(
+        (Counter(part.tolist()) & Counter(again(part.tolist()))).total() >= len(part) - _EDGES for part in others
+    )

@@ -47,13 +47,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Bad:
     """Rows that could not be used: how many of each source and kind, and the first of each, in words. By source:
     `changed`, files whose byte order mark or carriage returns were kept out; `rows`, all rows; `unknown`, tokens that
-    stand for text that the tokenizer does not know."""
+    stand for text that the tokenizer does not know; `reframed`, documents of others' tokens that began or ended
+    otherwise."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     first: dict[tuple[int, str], str] = field(default_factory=dict)
     changed: Counter[int] = field(default_factory=Counter)
     rows: Counter[int] = field(default_factory=Counter)
     unknown: Counter[int] = field(default_factory=Counter)
+    reframed: Counter[int] = field(default_factory=Counter)
 
     def note(self, file: TextFile, row: int, kind: str, detail: str = "") -> None:
         self.counts[file.source, kind] += 1
@@ -149,7 +151,10 @@ class _Csv(BaseDiskReader):  # type: ignore[misc]
 
     def read_file(self, filepath: str) -> DocumentsPipeline:
         with self.data_folder.open(filepath, "r") as file:
-            for row, data in enumerate(csv.DictReader(file, restkey=_MORE, strict=True)):
+            rows = csv.DictReader(file, restkey=_MORE, strict=True)
+            if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
+                raise ValueError("two of its columns have one name")
+            for row, data in enumerate(rows):
                 broken = _Broken("more fields than columns") if _MORE in data else data
                 if (document := self.get_document_from_dict(broken, filepath, row)) is not None:
                     yield document
@@ -240,14 +245,14 @@ class Reader(PipelineStep):  # type: ignore[misc]
         opened = _Folder(folder or "/").open
         try:
             for row, ids in enumerate(token_files.documents(name, file.format, opened, codec.end, width)):
-                if len(ids) and int(ids.max()) >= codec.vocabulary:
-                    raise ValueError(f"it holds the id {ids.max()}, and the tokenizer's are below {codec.vocabulary}")
+                if len(ids) and int(ids.max()) >= (codec.own or codec.vocabulary):
+                    raise ValueError(f"it holds the id {ids.max()}, and the tokenizer's are below {codec.own}")
                 self.bad.rows[file.source] += 1
                 text = codec.text(ids)
                 if not len(text):
                     self.bad.note(file, row, "empty")
                     continue
-                self.bad.changed[file.source] += len(ids) - len(text) != 1 + (codec.bos is not None)
+                self.bad.reframed[file.source] += len(ids) - len(text) != 1 + (codec.bos is not None)
                 yield Document(text="", id=str(row), metadata={"file": file, "ids": text})
         except (OSError, ValueError) as fault:
             raise ConfigError(f"{file.path} cannot be used: {fault}") from None
@@ -280,7 +285,7 @@ def _fault(data: Any, text_key: str) -> tuple[str, str]:
     if isinstance(data, _Broken):
         return str(data), ""
     if not isinstance(data, dict):
-        return "not an object", ""
+        return "not an object", ": JSON lines are read, an object in each"
     if text_key not in data:
         return "no text", f": it has no {text_key!r}, but {', '.join(map(str, list(data)[:20]))}; see --text-key"
     text = data[text_key]

@@ -18,7 +18,7 @@ import numpy as np
 from datatrove.data import Document, DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
-from xxhash import xxh3_128
+from xxhash import xxh3_64, xxh3_128
 
 from murmur import files
 from murmur.data import place
@@ -32,10 +32,18 @@ from murmur.data.tokenizer import Ids, Tokenizer
 
 Table = NDArray[np.void]
 ROW = np.dtype(
-    [("draw", "<u8"), ("first", "<u8"), ("keep", "<u8"), ("source", "<u4"), ("length", "<u4"), ("text_bytes", "<u8")]
+    [
+        ("draw", "<u8"),
+        ("content", "<u8"),
+        ("keep", "<u8"),
+        ("source", "<u4"),
+        ("length", "<u4"),
+        ("text_bytes", "<u8"),
+        ("copy", "<u4"),
+    ]
 )
-"""Of one copy of a document: its draw, that of its first copy, a second draw by which documents are left out, its
-source, tokens and bytes of text."""
+"""Of one copy of a document: its draw, a hash of its tokens, a second draw by which documents are left out, its source,
+tokens and bytes of text, and which copy it is."""
 _BATCH_CHARACTERS = 1 << 20
 """About so much text is tokenised at once, .."""
 _HELD_BYTES = 128 << 20
@@ -100,6 +108,7 @@ class Scatter(PipelineStep):  # type: ignore[misc]
             "changed": sorted(bad.changed.items()),
             "rows": sorted(bad.rows.items()),
             "unknown": sorted(bad.unknown.items()),
+            "reframed": sorted(bad.reframed.items()),
         }
         place.write(self.job.report(rank), json.dumps(told).encode())
         place.write(self.job.table(rank), np.concatenate([np.empty(0, ROW), *out.rows]).tobytes())
@@ -149,15 +158,17 @@ class _Buckets:
         length = sum(map(len, tokens))
         source, num_bytes = job.recipe.sources[file.source], utf8_bytes(document.text)
         document.text = ""  # it may be long, and what follows needs room
-        first = 0
+        content = xxh3_64()
+        for part in ids:
+            content.update(np.ascontiguousarray(part, "<u4").data)
         for copy in range(source.copies):
             draw, keep = draws(job.recipe.seed, file.source, file.plain_name, document.id, copy)
-            first = draw if copy == 0 else first
             bucket = bucket_of(draw, job.num_buckets)
             # A copy that is left out for its part of an epoch needs no place.
             if source.repeats is None or copy + keep / 2**64 < source.repeats:
                 self._tokens[bucket] += tokens
-                row = (draw, first, keep, file.source, length, num_bytes if copy == 0 else 0)
+                counted = num_bytes if copy == 0 else 0
+                row = (draw, content.intdigest(), keep, file.source, length, counted, copy)
                 self._rows[bucket].append(row)
                 self._held += length * self.dtype.itemsize + _ROW_BYTES
         if self._held >= _HELD_BYTES:

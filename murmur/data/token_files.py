@@ -52,6 +52,8 @@ def _datatrove(name: str, open_file: Open) -> Iterator[Ids]:
         raise ValueError(f"{name}.index, which says where documents end, is missing") from None
     with open_file(name) as file:
         num_bytes = _size(file)
+        if (np.diff(ends, prepend=0) < 0).any():
+            raise ValueError("its index does not ascend")
         total = int(ends[-1]) if len(ends) else 0
         if num_bytes not in (2 * total, 4 * total):
             raise ValueError(f"its index says {total} tokens, and it has {num_bytes} bytes")
@@ -73,10 +75,12 @@ def _megatron(name: str, index: BinaryIO, open_file: Open) -> Iterator[Ids]:
     if (lengths < 0).any() or (np.diff(ends) < 0).any() or (marks and (ends[0] or ends[-1] != sequences)):
         raise ValueError("its .idx contradicts itself")
     with open_file(name) as file:
-        if (places < 0).any() or int((lengths.astype(np.int64) * np.dtype(dtype).itemsize + places).max(initial=0)) > (
-            _size(file)
-        ):
-            raise ValueError("it is shorter than its .idx says")
+        size = np.dtype(dtype).itemsize
+        reached = np.cumsum(lengths.astype(np.int64) * size)
+        if int(reached[-1] if len(reached) else 0) != _size(file):
+            raise ValueError("its size is not what its .idx says")
+        if not np.array_equal(places, reached - lengths.astype(np.int64) * size):
+            raise ValueError("its .idx has sequences that overlap, or in another order than they stand")
         for first, last in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
             parts = [np.empty(0, np.uint32)]
             for number in range(first, last):
@@ -128,6 +132,8 @@ def _separated(chunks: Iterator[_Array], end: int) -> Iterator[Ids]:
             found = True
             held, begin = [], place + 1
         held.append(ids[begin:])
+    if not found and not held:
+        raise ValueError("it is empty")
     if not found:
         raise ValueError(f"no token {end} in it ends a document: name the right one with --end")
     if sum(map(len, held)):

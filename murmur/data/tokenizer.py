@@ -57,8 +57,8 @@ class Tokenizer:
     """`name` is "bytes" or the sha256 of `file`, a tokenizer.json, in hex. `config` is its tokenizer_config.json, `end`
     the id that ends every document, `bos` the one that begins it, if any. All ids, reserved ones too, are below
     `vocabulary`. `encode`: texts to their ids, without `bos` and `end`. `said`: what was changed in the file.
-    `unk`: the id that stands for text without tokens, if any. `original`: what the file was converted from, if it
-    was."""
+    `unk`: the id that stands for text without tokens, if any. `own`: ids from here on are reserved. `original`: what
+    the file was converted from, if it was."""
 
     name: str
     vocabulary: int
@@ -69,6 +69,7 @@ class Tokenizer:
     file: bytes | None = None
     said: tuple[str, ...] = ()
     unk: int | None = None
+    own: int | None = None
     original: Converted | None = None
 
     @property
@@ -124,8 +125,7 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
     native.no_padding()
     known = native.get_vocab(with_added_tokens=True)
     first = _first_token(native, known, config, bos, path)
-    said = _plain(table, first, known)
-    changed = bool(said)
+    changed = bool(said := _plain(table, first, known))
     if original is not None:
         said = [f"it becomes a tokenizer.json, whose ids are compared with those of {original.library}", *original.said]
     last = _end_token(known, config, end, path)
@@ -159,6 +159,7 @@ def open_tokenizer(path: Path, *, bos: bool | None = None, end: str | None = Non
         data,
         tuple(said),
         _unknown(table, ids),
+        1 + max(known.values()),
         original,
     )
 

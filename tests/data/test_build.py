@@ -388,3 +388,26 @@ def test_a_disk_without_room_is_said_before_any_work(tmp_path: Path, monkeypatch
     monkeypatch.setattr(building, "disk_usage", lambda place: usage(100, 95, 5))
     with pytest.raises(ConfigError, match="GB free"):
         build(str(text_folder(tmp_path)), tmp_path / "out")
+
+
+def test_no_text_of_a_held_out_document_is_trained_on_whoever_has_it_too(tmp_path: Path) -> None:
+    one, two = lines(tmp_path, "a", 500), lines(tmp_path, "b", 10)
+    Path(two).write_text(Path(one).read_text() + json.dumps({"text": "of its own"}) + "\n")
+    build(made(sources=({"path": one}, {"path": two}), held_out=0.2), tmp_path / "out")
+    data = Shards.open(tmp_path / "out")
+    held, trained = (separated(whole(split)) for split in (data.held_out, data.train))
+    assert not set(held) & set(trained)
+    assert len({*held, *trained}) == 501
+    lost = sum(source.skipped["of which another is held out"] for source in data.index.sources)
+    assert len(held) + len(trained) + lost == 1001
+
+
+def test_weights_hold_for_tokens_where_documents_are_few_and_long(tmp_path: Path) -> None:
+    for name, count, words in (("few", 12, 20_000), ("many", 3000, 30)):
+        rows = (json.dumps({"text": f"{name} {number} " + "word " * words}) + "\n" for number in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    for seed in range(4):
+        sources = tuple({"path": str(tmp_path / f"{name}.jsonl"), "weight": 1.0} for name in ("few", "many"))
+        build(made(sources=sources, seed=seed), tmp_path / f"out{seed}")
+        few, many = Shards.open(tmp_path / f"out{seed}").index.sources
+        assert few.tokens == pytest.approx(many.tokens, rel=0.13), "within half of a document of 100,000 tokens"

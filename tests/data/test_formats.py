@@ -21,6 +21,7 @@ from warcio.warcwriter import WARCWriter
 
 from murmur.cli.main import main
 from murmur.data.build import build
+from murmur.data.place import place_of
 from murmur.data.recipe import Source, made, read
 from murmur.data.shards import Shards
 from murmur.data.sources import files_of
@@ -359,3 +360,25 @@ def test_text_that_the_tokenizer_does_not_know_is_counted_and_said(
     assert main(["shards", "build", "--from", str(tmp_path / "a.jsonl"), *words]) == 0
     assert "a.jsonl: 2 tokens for text that the tokenizer does not know" in capsys.readouterr().err
     assert Shards.open(tmp_path / "out").index.sources[0].unknown == 2
+
+
+def test_a_csv_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,text\none,two\n")
+    with pytest.raises(ConfigError, match="two of its columns have one name"):
+        build(str(tmp_path / "a.csv"), tmp_path / "out")
+
+
+def test_an_out_that_is_empty_or_of_no_known_kind_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
+    for out in ("", "nosuch://a/b"):
+        assert main(["shards", "build", "--from", str(tmp_path / "a.jsonl"), "--out", out]) == 2
+        with pytest.raises(ConfigError, match=r"is empty|cannot use the address"):
+            place_of(out)
+
+
+def test_text_that_does_not_come_back_from_its_tokens_is_said(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer(tmp_path / "tokenizer.json", ["?", "</s>", "alpha", "beta"])
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["alpha beta", "alpha gamma", "beta alpha"]))
+    said = list[str]()
+    build(str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer=str(tokenizer), say=said.append)
+    assert any("of 3 documents' beginnings, 1 do not come back" in line for line in said), said
