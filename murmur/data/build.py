@@ -23,7 +23,7 @@ from murmur.data import by_tiktoken
 from murmur.data import job as jobs
 from murmur.data.index import INDEX
 from murmur.data.job import BUILDING, DISK_FULL, FAULT, JOB, TASK, Job
-from murmur.data.place import Place, entries, is_local, place_of, remove
+from murmur.data.place import Place, alone, entries, is_local, place_of, remove
 from murmur.data.recipe import Execution, Recipe, Source, executed, made
 from murmur.data.sources import TextFile, files_of
 from murmur.data.tokenizer import byte_tokenizer, open_tokenizer
@@ -81,6 +81,13 @@ def _built(
         return _tidied(out)  # it was cut short behind its last step
     if out.exists() and not out.is_dir():
         raise ConfigError(f"cannot use {out}: it is no folder")
+    with alone(out):
+        return _built_alone(recipe, out, execution, on_progress, say)
+
+
+def _built_alone(
+    recipe: Recipe, out: Place, execution: Execution, on_progress: Progress, say: Callable[[str], None]
+) -> Digest:
     job = _job(recipe, out, execution, say)
     _run(job, execution, on_progress)
     for line in json.loads(job.said.read_bytes()) if job.said.exists() else ():

@@ -112,7 +112,8 @@ class Plan(PipelineStep):  # type: ignore[misc]
                     f"(--max-bad).{told}"
                 )
             if not documents[number]:
-                raise ConfigError(f"{source.path} is too small: there is no text in it")
+                why = "there is no text in it" if source.repeats is None else "its repeats leave no document of it"
+                raise ConfigError(f"{source.path} is too small: {why}")
 
     def _limit(self, source: int, wanted: float) -> int:
         """Return the second draw below which a source's documents have so many tokens, or as nearly as can be."""

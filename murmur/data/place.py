@@ -1,8 +1,10 @@
 """Folders of a build: on a disk, or behind an address such as s3://BUCKET/NAME, which all of its machines reach."""
 
+import fcntl
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,6 +15,7 @@ from murmur.protocol.errors import ConfigError
 if TYPE_CHECKING:
     from upath import UPath
 
+_LOCK = ".lock"
 Place: TypeAlias = "Path | UPath"
 
 
@@ -63,6 +66,30 @@ def move(path: Path, place: Place) -> None:
     with path.open("rb") as file, place.open("wb") as to:
         shutil.copyfileobj(file, to, 1 << 24)
     path.unlink()
+
+
+@contextmanager
+def alone(place: Place) -> Iterator[None]:
+    """Hold a folder of this machine for one build. Raises ConfigError while another one holds it."""
+    if not isinstance(place, Path):
+        yield
+        return
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        lock = (place / _LOCK).open("ab")
+    except OSError as fault:
+        raise ConfigError(f"cannot use {place}: {fault.strerror}") from None
+    with lock as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another build works in {place}: wait for it, or choose another --out") from None
+        try:
+            yield
+        finally:
+            (place / _LOCK).unlink(missing_ok=True)
+            with suppress(OSError):
+                place.rmdir()  # where nothing was begun
 
 
 def entries(place: Place) -> list[Place]:

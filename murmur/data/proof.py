@@ -64,6 +64,8 @@ class Proof(PipelineStep):  # type: ignore[misc]
                         f"the tokenizer gives other ids to whoever opens its file, such as of {text[:50]!r}: "
                         f"{found[:8]}, here {begin + ids[:8]}"
                     )
+            if tokens and self.job.recipe.end is not None and codec.end not in native.get_added_tokens_decoder():
+                raise ConfigError(f"--end {self.job.recipe.end!r} is a token of text: name the special one")
             lines = [_require_own(codec, native, name, found) for name, found in tokens.items()]
             lines.append(_unlike(native, known))
             place.write(self.job.said, json.dumps([line for line in lines if line is not None]).encode())

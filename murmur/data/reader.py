@@ -295,9 +295,9 @@ def _fault(data: Any, text_key: str) -> tuple[str, str]:
         return "not a string", f": {type(text).__name__}"
     if not text or text.isspace():
         return "empty", ""
-    if "\0" in text:
-        return "null characters", ": it may be UTF-16, or no text"
-    return ("bad coding" if _SURROGATE.search(text) else ""), ""
+    if _SURROGATE.search(text):
+        return "bad coding", ""
+    return ("null characters", ": it may be UTF-16, or no text") if "\0" in text else ("", "")
 
 
 def _limited(documents: Iterator[Document], left: dict[int, int], source: int, limit: int) -> Iterator[Document]:

@@ -281,8 +281,7 @@ class Shards:
         index = parse_index(data, str(path))
         if remote is None:
             for entry in (*index.train, *index.held_out):
-                if not (folder / entry.file).is_file():
-                    raise ConfigError(f"shard {folder / entry.file} is missing; build or download the data set again")
+                _open_shard(folder / entry.file, entry, index)
         return cls(folder, index, digest, remote, max_bytes)
 
     def check(self, spec: TrainingSpec) -> None:

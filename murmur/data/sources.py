@@ -77,6 +77,11 @@ def files_of(number: int, source: Source) -> list[TextFile]:
     unknown = [name for name, *_ in found if _format(name) is None and source.path != BOTOCORE]
     if unknown:
         shown = ", ".join(unknown[:_SHOWN]) + (f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else "")
+        alone = next((name for name in unknown for own, _ in _COMPANIONS if name.endswith(own)), None)
+        if alone is not None:
+            raise ConfigError(
+                f"{source.path}: {alone} belongs to a file of tokens of the same name, which is not there"
+            )
         raise ConfigError(
             f"{source.path}: no reader knows {shown}. Known endings: {', '.join(FORMATS)}, also with "
             f"{', '.join(COMPRESSED)}. Name the files to read by a pattern, such as 'FOLDER/**/*.jsonl'"

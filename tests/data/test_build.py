@@ -19,8 +19,10 @@ import pytest
 from murmur import files
 from murmur.data import build as building
 from murmur.data.build import build
+from murmur.data.concatenation import join
 from murmur.data.index import INDEX
 from murmur.data.job import BUILDING
+from murmur.data.place import alone
 from murmur.data.recipe import Execution, made
 from murmur.data.scatter import draws, read_scattered
 from murmur.data.shards import Shards
@@ -411,3 +413,25 @@ def test_weights_hold_for_tokens_where_documents_are_few_and_long(tmp_path: Path
         build(made(sources=sources, seed=seed), tmp_path / f"out{seed}")
         few, many = Shards.open(tmp_path / f"out{seed}").index.sources
         assert few.tokens == pytest.approx(many.tokens, rel=0.13), "within half of a document of 100,000 tokens"
+
+
+def test_two_builds_in_one_folder_do_not_meet(tmp_path: Path) -> None:
+    source = text_folder(tmp_path)
+    with alone(tmp_path / "out"), pytest.raises(ConfigError, match="another build works in"):
+        build(str(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    build(str(source), tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_shard_that_was_cut_is_neither_shown_nor_joined(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        build(lines(tmp_path, name, 50), tmp_path / name)
+    path = next((tmp_path / "one").glob("train-*.npy"))
+    data = path.read_bytes()
+    path.write_bytes(data[:-10])
+    with pytest.raises(ConfigError, match="it was cut short"):
+        Shards.open(tmp_path / "one")
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ConfigError, match=r"train-00000\.npy"):
+        join([tmp_path / "one", tmp_path / "two"], tmp_path / "joined")

@@ -217,6 +217,15 @@ def test_what_is_odd_in_tokens_is_refused_with_its_own_words(tmp_path: Path) -> 
     np.save(tmp_path / "empty.npy", np.array([], "<u2"))
     with pytest.raises(ConfigError, match="it is empty"):
         build(str(tmp_path / "empty.npy"), tmp_path / "out", tokenizer=str(tokenizer))
+    np.save(tmp_path / "word.npy", np.array([0, 40, 41, 1] * 20, "<u2"))
+    word = json.loads(tokenizer.read_text())["model"]["vocab"]
+    with pytest.raises(ConfigError, match="is a token of text"):
+        build(
+            str(tmp_path / "word.npy"),
+            tmp_path / "out",
+            tokenizer=str(tokenizer),
+            end=next(t for t in word if word[t] == 41),
+        )
     megatron(tmp_path / "long.bin")
     with (tmp_path / "long.bin").open("ab") as file:
         file.write(bytes(20))
