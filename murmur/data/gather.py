@@ -69,7 +69,13 @@ class Plan(PipelineStep):  # type: ignore[misc]
         self._require_each(limits)
         held_out = self._held_out(limits)
         contents = [table["content"][table["draw"] < held_out] for table in self._first_copies(limits)]
-        place.write(job.held_out, np.concatenate([np.empty(0, "<u8"), *contents]).tobytes())
+        held = np.concatenate([np.empty(0, "<u8"), *contents])
+        if all(np.isin(table["content"], held).all() for table in self._first_copies(limits)):
+            raise ConfigError(
+                "nothing is left to train on: all documents have the text of one that is held out. Remove copies, or "
+                "hold out less"
+            )
+        place.write(job.held_out, held.tobytes())
         plan = {
             "limits": limits,
             "held_out": held_out,

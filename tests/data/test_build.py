@@ -435,3 +435,9 @@ def test_a_shard_that_was_cut_is_neither_shown_nor_joined(tmp_path: Path) -> Non
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ConfigError, match=r"train-00000\.npy"):
         join([tmp_path / "one", tmp_path / "two"], tmp_path / "joined")
+
+
+def test_text_of_which_each_has_a_copy_that_is_held_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"one of {n % 2}"}) + "\n" for n in range(100)))
+    with pytest.raises(ConfigError, match="nothing is left to train on"):
+        build(str(tmp_path / "a.jsonl"), tmp_path / "out", held_out=0.3)
