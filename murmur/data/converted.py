@@ -1,8 +1,8 @@
 """Tokenizers in the formats of other libraries, written as tokenizer.json: SentencePiece, tekken.json, tiktoken.
 
 All are byte pair encodings, and their merges are those that transformers finds. It is done here, so that the result
-follows from the file and from no library's release. Besides, transformers gives other ids than SentencePiece to a text
-that begins with a blank. The build compares ids with those of the original library (murmur/data/proof.py).
+follows from the file and from no library's release. Besides, transformers gives other ids than SentencePiece to texts
+with blanks at their beginning, or behind a line end. The build compares ids with those of the original library (murmur/data/proof.py).
 """
 
 import json

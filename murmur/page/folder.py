@@ -36,6 +36,7 @@ MEMBER = "nodes/*/*/member"
 """A member of a cluster keeps its id there."""
 SILENT_ROUNDS, SILENT_SECONDS = 2.0, 30.0
 """A member that writes no event for so many usual rounds, and for so long, counts as silent."""
+_FAULT_CHARACTERS = 300
 
 
 class Folder:
@@ -84,7 +85,7 @@ class Folder:
         self._newest[node] = when
         if event.get("event") == "interrupted":
             self._progress.setdefault(node, when)
-            self._fault = f"{node}: {event.get('fault')}"
+            self._fault = f"{node}: {str(event.get('fault'))[:_FAULT_CHARACTERS]}"
         else:
             self._progress[node] = when
 

@@ -27,6 +27,7 @@ class Backoff:
     def __init__(self, bucket: Bucket, round_seconds: float, now: Callable[[], int], time: Time) -> None:
         self._bucket, self._now, self._time = bucket, now, time
         self._longest = max(PAUSE_SECONDS, LONGEST_PAUSE * round_seconds)
+        self._try_seconds = min(_TRY_SECONDS, self._longest)  # a store that hangs must not cost the round's deadlines
         self._pause = PAUSE_SECONDS
         self._told = self._since = -1
         """The last round in which we said that our bucket takes no writes; the first one of these without a break."""
@@ -69,9 +70,9 @@ class Backoff:
     def _why_not(self) -> StorageError | None:
         """Return why our own bucket takes no write; None when it does: the fault may have been another's bucket's."""
         try:
-            self._bucket.put(keys.trial(), bytes(32), timeout_seconds=_TRY_SECONDS)
+            self._bucket.put(keys.trial(), bytes(32), timeout_seconds=self._try_seconds)
         except StorageError as fault:
             return fault
         with suppress(StorageError):
-            self._bucket.delete(keys.trial(), timeout_seconds=_TRY_SECONDS)
+            self._bucket.delete(keys.trial(), timeout_seconds=self._try_seconds)
         return None
