@@ -2,7 +2,8 @@
 
 All are byte pair encodings, and their merges are those that transformers finds. It is done here, so that the result
 follows from the file and from no library's release. Besides, transformers gives other ids than SentencePiece to texts
-with blanks at their beginning, or behind a line end. The build compares ids with those of the original library (murmur/data/proof.py).
+with blanks at their beginning, or behind a line end. The build compares ids with those of the original library
+(murmur/data/proof.py).
 """
 
 import json
