@@ -135,8 +135,9 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, Interrupted)
 
 
-def pause(attempt: int) -> None:
+def pause(attempt: int, after: Exception | None = None) -> None:
     """Sleep before the next attempt, never past the deadline. Raises DeadlinePassed."""
+    transport.note_failure(after)
     time.sleep(min(_delay(attempt), transport.remaining_seconds()))
 
 
@@ -186,6 +187,9 @@ def _retry_delay(
     attempts: int, operation: Any = None, response: Any = None, caught_exception: Any = None, **_: Any
 ) -> float | None:
     """Answer botocore's retry question: seconds to sleep first, or None for no retry. Never past the deadline."""
+    from botocore.exceptions import ClientError
+
+    transport.note_failure(None)
     if attempts >= _ATTEMPTS or operation.name == _ASKED_ABOUT_FIRST:
         return None
     if caught_exception is not None:
@@ -195,7 +199,10 @@ def _retry_delay(
         return None
     delay = _delay(attempts)
     until = transport.current_deadline()
-    return delay if until is None or time.monotonic() + delay < until else None
+    if until is not None and time.monotonic() + delay >= until:
+        return None
+    transport.note_failure(caught_exception or ClientError(response[1], operation.name))
+    return delay
 
 
 def _delay(attempt: int) -> float:

@@ -87,9 +87,9 @@ class Parts:
                         return
                     if attempt == _TRIES or not may_pass(error):
                         raise
+                    pause(attempt, error)
                 else:
                     return
-                pause(attempt)
 
     def abort(self, *, timeout_seconds: float) -> None:
         """See Multipart."""

@@ -110,7 +110,7 @@ def _translated(verb: str, error: Exception) -> StorageError:
         kind = NotSupported if status in (400, 501) else StorageError
         return kind(f"{verb}: the server answered with status {int(status)}")
     if isinstance(error, DeadlinePassed):
-        return StorageError(f"{verb}: out of time")
+        return StorageError(f"{verb}: out of time") if error.after is None else _translated(verb, error.after)
     if isinstance(error, TransportError):
         return StorageError(f"{verb}: {error}")
     return StorageError(f"{verb}: the server's answer can't be used ({type(error).__name__})")

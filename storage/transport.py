@@ -76,7 +76,12 @@ class Interrupted(TransportError):
 
 
 class DeadlinePassed(TransportError):
-    """The caller's time is over."""
+    """The caller's time is over. `after` is the failure that a retry was to overcome, the true reason, if there was
+    one."""
+
+    def __init__(self, after: Exception | None) -> None:
+        super().__init__("out of time")
+        self.after = after
 
 
 class AddressRefused(TransportError):
@@ -92,12 +97,15 @@ _thread = threading.local()
 def deadline(seconds: float) -> Iterator[None]:
     """Bound all exchanges of this thread; an outer, earlier deadline stays in force."""
     outer: float | None = getattr(_thread, "until", None)
+    failure = last_failure()
     until = time.monotonic() + seconds
     set_deadline(until if outer is None else min(until, outer))
+    note_failure(None)
     try:
         yield
     finally:
         set_deadline(outer)
+        note_failure(failure)
 
 
 def set_deadline(until: float | None) -> None:
@@ -110,12 +118,22 @@ def current_deadline() -> float | None:
     return until
 
 
+def note_failure(error: Exception | None) -> None:
+    """Keep the failure that this thread is about to retry: should its time end first, this is why."""
+    _thread.failure = error
+
+
+def last_failure() -> Exception | None:
+    failure: Exception | None = getattr(_thread, "failure", None)
+    return failure
+
+
 def remaining_seconds() -> float:
     """Return the seconds until this thread's deadline. Raises DeadlinePassed when none are left."""
     until = current_deadline()
     left = READ_SECONDS if until is None else until - time.monotonic()
     if left <= 0:
-        raise DeadlinePassed("out of time")
+        raise DeadlinePassed(last_failure())
     return left
 
 

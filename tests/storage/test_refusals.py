@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 import time
 from email.utils import formatdate
 
@@ -128,6 +129,44 @@ def test_what_stores_mean_by_their_codes_is_said_in_our_words(
     body = error(code) if code else b""
     answer = says(status, f"Content-Length: {len(body)}", body=body)
     with hostile(answer) as server, pytest.raises(StorageError, match=words) as caught:
-        bucket_at(server).put("key", b"data", timeout_seconds=1.0)
+        bucket_at(server).put("key", b"data", timeout_seconds=2.0)
     assert type(caught.value) is kind
     assert_says_nothing(caught.value)
+
+
+@pytest.mark.parametrize("first", ["503 Slow Down", "a broken connection"])
+def test_a_retry_that_runs_out_of_time_names_what_it_was_to_overcome(first: str) -> None:
+    done = threading.Event()
+
+    def script(connection: socket.socket, head: bytes) -> None:
+        if len(server.requests) > 1:
+            done.wait(SECONDS)
+        elif first.startswith("503"):
+            connection.sendall(response(first, "Content-Length: 0"))
+
+    words = "busy, throttles us" if first.startswith("503") else "the connection broke"
+    with hostile(script) as server:
+        with pytest.raises(StorageError, match=words) as caught:
+            bucket_at(server).put("key", b"data", timeout_seconds=1.0)
+        done.set()
+        assert len(server.requests) == 2
+    assert_says_nothing(caught.value)
+
+
+def test_a_server_that_hangs_after_it_has_served_is_not_called_busy() -> None:
+    """The second exchange of a call succeeds after a retry; the third is silent: the earlier failure is over."""
+    done = threading.Event()
+
+    def script(connection: socket.socket, head: bytes) -> None:
+        if len(server.requests) == 1:
+            connection.sendall(response("503 Slow Down", "Content-Length: 0"))
+        elif len(server.requests) == 2:
+            headers = ["Content-Length: 100", 'ETag: "e"']
+            connection.sendall(response("200 OK", *headers, body=b"x" * 50))
+        else:
+            done.wait(SECONDS)
+
+    with hostile(script) as server:
+        with pytest.raises(StorageError, match="out of time"):
+            bucket_at(server).get("key", max_bytes=1000, timeout_seconds=1.5)
+        done.set()
