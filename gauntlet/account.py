@@ -55,7 +55,8 @@ OFTEN_ENOUGH = 0.9
 """A miner with a lower presence is advised about it; one missed round leaves a higher presence."""
 AWAY = "it contributes, but was not there in several of the last rounds, and its pay falls with their share: keep it "
 AWAY += "running, and see in its log what it missed them for"
-NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
+NOT_JUDGED = "a miner that runs: see in its log, or by murmur status, why nothing of it was on chain at the commit "
+NOT_JUDGED += "deadline. A validator's hotkey, or the owner's, has nothing to do"
 
 
 def outcome(row: ReportRow, record: PeerRecord | None, spec: GauntletSpec) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache
+from typing import TypeVar
 
 from murmur.protocol.errors import (
     UNKNOWN_KEY,
@@ -17,45 +18,52 @@ from murmur.protocol.errors import (
     NotSupported,
     ObjectMissing,
     ObjectReplaced,
+    StorageCause,
     StorageError,
 )
 from storage import transport
-from storage.transport import DeadlinePassed, TransportError
+from storage.transport import DeadlinePassed, Interrupted, TransportError
 
 CLOCK_SECONDS = 300.0
 """Clock difference above which we blame the clock: servers refuse a signature that is 15 minutes off, some at 5."""
 
 _DENIALS = {
-    UNKNOWN_KEY: "the server knows no such access key",
-    WRONG_SECRET: "the secret key does not belong to this access key",
+    UNKNOWN_KEY: (StorageCause.UNKNOWN_KEY, "the server knows no such access key"),
+    WRONG_SECRET: (StorageCause.WRONG_SECRET, "the secret key does not belong to this access key"),
 }
 
-_FULL = "the bucket or its account is full, or over its quota: free room in it, or raise the quota"
-_THROTTLED = "the server asks for fewer requests: it or the account is at its limit for now"
-_EXPIRED = "the token has expired: make a new one"
-_SUSPENDED = "the account is suspended or unpaid: see its provider"
-_CODES: dict[str, tuple[type[StorageError], str]] = {
-    **dict.fromkeys(
-        ("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "NotEnoughSpace"), (StorageError, _FULL)
+_MEANINGS: dict[StorageCause, tuple[type[StorageError], str]] = {
+    StorageCause.FULL: (
+        StorageError,
+        "the bucket or its account is full, or over its quota: free room in it, or raise the quota",
     ),
+    StorageCause.THROTTLED: (
+        StorageError,
+        "the server asks for fewer requests: it or the account is at its limit for now",
+    ),
+    StorageCause.EXPIRED: (AccessDenied, "the token has expired: make a new one"),
+    StorageCause.SUSPENDED: (AccessDenied, "the account is suspended or unpaid: see its provider"),
+}
+_CODES: dict[str, StorageCause] = {
+    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "NotEnoughSpace"), StorageCause.FULL),
     **dict.fromkeys(
         ("SlowDown", "TooManyRequests", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
-        (StorageError, _THROTTLED),
+        StorageCause.THROTTLED,
     ),
-    **dict.fromkeys(("ExpiredToken", "TokenRefreshRequired", "InvalidToken"), (AccessDenied, _EXPIRED)),
-    **dict.fromkeys(
-        ("AllAccessDisabled", "AccountProblem", "NotSignedUp", "UserSuspended"), (AccessDenied, _SUSPENDED)
-    ),
+    **dict.fromkeys(("ExpiredToken", "TokenRefreshRequired", "InvalidToken"), StorageCause.EXPIRED),
+    **dict.fromkeys(("AllAccessDisabled", "AccountProblem", "NotSignedUp", "UserSuspended"), StorageCause.SUSPENDED),
 }
 """What stores mean, by their code, whatever its status. The code says more than that: a quota's is 403 in Ceph, 507 in
 Swift, and 400 elsewhere."""
-_STATUSES: dict[int, tuple[type[StorageError], str]] = {
-    402: (AccessDenied, _SUSPENDED),
-    429: (StorageError, _THROTTLED),
-    503: (StorageError, "the server is busy, throttles us, or is being mended"),
-    507: (StorageError, _FULL),
+_STATUSES = {
+    402: StorageCause.SUSPENDED,
+    429: StorageCause.THROTTLED,
+    503: StorageCause.THROTTLED,
+    507: StorageCause.FULL,
 }
 """The same, where no code says it."""
+_BUSY = "the server is busy, throttles us, or is being mended"
+"""What a 503 without a code means."""
 
 NO_BUCKET = "there is no such bucket; check its name and the endpoint"
 
@@ -90,39 +98,55 @@ def _translated(verb: str, error: Exception) -> StorageError:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         facts = response.get("ResponseMetadata", {})
-        status = facts.get("HTTPStatusCode", 0)
         code = response.get("Error", {}).get("Code")
-        code = code if isinstance(code, str) else None
-        if (known := _CODES.get(code or "") or _STATUSES.get(status)) is not None:
-            kind, why = known
-            return kind(f"{verb}: {why} ({int(status)})")
-        if status in (401, 403, 405):  # 405: from a file server that allows no changes
-            why = _why_denied(status, code, facts.get("HTTPHeaders", {}).get("date"))
-            return AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None)
-        if status == 404:
-            if code == "NoSuchBucket":
-                return BucketMissing(f"{verb}: {NO_BUCKET}")
-            return ObjectMissing(f"{verb}: there is no such object or bucket")
-        if status == 412:
-            return ObjectReplaced(f"{verb}: the object is another version by now")
-        if status == 416:
-            return ObjectReplaced(f"{verb}: the object is shorter than announced: it was replaced meanwhile")
-        kind = NotSupported if status in (400, 501) else StorageError
-        return kind(f"{verb}: the server answered with status {int(status)}")
+        date = facts.get("HTTPHeaders", {}).get("date")
+        return _answered(verb, int(facts.get("HTTPStatusCode", 0)), code if isinstance(code, str) else "", date)
     if isinstance(error, DeadlinePassed):
-        return StorageError(f"{verb}: out of time") if error.after is None else _translated(verb, error.after)
+        if error.after is not None:
+            return _translated(verb, error.after)
+        return _because(StorageCause.SILENT, StorageError(f"{verb}: out of time"))
     if isinstance(error, TransportError):
-        return StorageError(f"{verb}: {error}")
+        told = StorageError(f"{verb}: {error}")
+        return _because(StorageCause.UNREACHABLE, told) if isinstance(error, Interrupted) else told
     return StorageError(f"{verb}: the server's answer can't be used ({type(error).__name__})")
 
 
-def _why_denied(status: int, code: str | None, date: str | None) -> str:
+def _answered(verb: str, status: int, code: str, date: str | None) -> StorageError:
+    """Return our error for an answer of this status and code, at the server's date."""
+    if (cause := _CODES.get(code) or _STATUSES.get(status)) is not None:
+        kind, why = _MEANINGS[cause]
+        why = _BUSY if status == 503 and code not in _CODES else why
+        return _because(cause, kind(f"{verb}: {why} ({status})"))
+    if status in (401, 403, 405):  # 405: from a file server that allows no changes
+        cause, why = _why_denied(status, code, date)
+        return _because(cause, AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None))
+    if status == 404:
+        if code == "NoSuchBucket":
+            return BucketMissing(f"{verb}: {NO_BUCKET}")
+        return ObjectMissing(f"{verb}: there is no such object or bucket")
+    if status == 412:
+        return ObjectReplaced(f"{verb}: the object is another version by now")
+    if status == 416:
+        return ObjectReplaced(f"{verb}: the object is shorter than announced: it was replaced meanwhile")
+    kind = NotSupported if status in (400, 501) else StorageError
+    return kind(f"{verb}: the server answered with status {status}")
+
+
+E = TypeVar("E", bound=StorageError)
+
+
+def _because(cause: StorageCause, error: E) -> E:
+    error.cause = cause
+    return error
+
+
+def _why_denied(status: int, code: str, date: str | None) -> tuple[StorageCause, str]:
     """Return the reason for a refusal. The answer to HEAD has no body, so the clock is always compared."""
     off = 0.0 if date is None else abs(time.time() - parsedate_to_datetime(date).timestamp())
     if off > CLOCK_SECONDS:
-        return (
-            f"this machine's clock is {off / 60:.0f} minutes off the server's, which therefore refuses us; set it (NTP)"
-        )
+        why = f"this machine's clock is {off / 60:.0f} minutes off the server's, which therefore refuses us; "
+        return StorageCause.CLOCK, why + "set it (NTP)"
     if code == "RequestTimeTooSkewed":
-        return "the server says that this machine's clock is wrong; set it (NTP)"
-    return _DENIALS.get(code or "", f"the credential is unknown or may not do this ({status})")
+        return StorageCause.CLOCK, "the server says that this machine's clock is wrong; set it (NTP)"
+    denied = StorageCause.DENIED, f"the credential is unknown or may not do this ({status})"
+    return _DENIALS.get(code, denied)

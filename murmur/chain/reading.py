@@ -79,7 +79,7 @@ async def subnet(session: Session, netuid: int, block_hash: str) -> Subnet:
     async def read(pallet: str, item: str, *params: int) -> Any:
         return await session.substrate.query(pallet, item, list(params), block_hash=block_hash)
 
-    tempo, space, limit, conceals, owner, max_uids, mechanisms = await asyncio.gather(
+    tempo, space, limit, conceals, owner, max_uids, mechanisms, reveal = await asyncio.gather(
         read("SubtensorModule", "Tempo", netuid),
         read("Commitments", "MaxSpace"),
         read("SubtensorModule", "WeightsSetRateLimit", netuid),
@@ -87,6 +87,7 @@ async def subnet(session: Session, netuid: int, block_hash: str) -> Subnet:
         read("SubtensorModule", "SubnetOwnerHotkey", netuid),
         read("SubtensorModule", "MaxAllowedUids", netuid),
         read("SubtensorModule", "MechanismCountCurrent", netuid),
+        read("SubtensorModule", "RevealPeriodEpochs", netuid),
     )
     if not tempo:
         raise _no_subnet(netuid)
@@ -98,6 +99,7 @@ async def subnet(session: Session, netuid: int, block_hash: str) -> Subnet:
         None if owner in (None, _NOBODY) else peer_id(str(owner)),
         MAX_UIDS if max_uids is None else int(max_uids),
         1 if mechanisms is None else int(mechanisms),
+        1 if reveal is None else int(reveal),
     )
 
 

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     for home in _homes(options):
         tail = read_event_tail(home)
         now = tail.newest["time"] if ended and tail.newest is not None else time.time()
-        found.append((home, tail, list(tail.unwell(now) if options.check else tail.wrong(now))))
+        found.append((home, tail, [str(one) for one in tail.unwell(now)] if options.check else list(tail.wrong(now))))
     if options.check:
         texts = [what for _, _, wrong in found for what in wrong]
     elif len(found) == 1:

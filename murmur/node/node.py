@@ -7,8 +7,10 @@ run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py)
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from shutil import disk_usage
 
 from loguru import logger
 
@@ -28,7 +30,9 @@ from murmur.node.sync.expected_selection import likely
 from murmur.node.sync.prefetch import Prefetch
 from murmur.node.sync.repair_requests import say_wanted, take_back_wanted
 from murmur.node.sync.selection_chain import SelectionChain
+from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import round_seconds
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
 from murmur.protocol.messages import first_link
 from murmur.protocol.ports import Time
@@ -39,6 +43,7 @@ VAIN_ROUNDS = 4
 """After this many rounds in which no node gave us the data that follows our state, our votes name our state again. A
 run whose newest payloads are lost everywhere recovers only in this way."""
 ABORT_SECONDS = 10.0
+LOW_DISK_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +88,11 @@ class Node(Follower):
 
     def __init__(self, run: Run, ports: Ports, state: NodeState, *, waits: bool = True) -> None:
         """waits: for theta_0, until a bucket has it. Raises StorageError otherwise."""
-        super().__init__(run, ports, state.timeline)
+        super().__init__(run, ports, state.timeline, state.events.emit)
         self.state = state
         self._terms = SubnetTerms(state.events)
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
-        self.backoff = Backoff(ports.bucket, round_seconds, lambda: self.clock.round_at(self.head()), ports.time)
+        self.backoff = Backoff(ports.bucket, round_seconds, self.troubles, ports.time)
         self._likely: frozenset[PeerId] = frozenset()
         """The contributors of the last selection."""
         self._decision: _Decision | None = None
@@ -121,9 +126,26 @@ class Node(Follower):
         round = max(0, self.clock.round_at(head))
         return max(round + (head >= last(round)), self.state.saved.round)
 
-    def look_at_terms(self, round: int) -> None:
-        """Log and emit changes of the chain's terms."""
+    def look_around(self, round: int, *, validates: bool) -> None:
+        """Say what is wrong with this node's place: the chain's head and terms, our hotkey and its permit, the disk.
+        Once a round; no decision uses it."""
+        self.look_at_head()
         self._terms.look(self.ports.chain, self.run, round)
+        free = disk_usage(self.state.store.folder).free
+        low = Trouble("disk_low", f"{free / 1e9:.1f} GB left") if free < LOW_DISK_BYTES else None
+        self.troubles.look(round, About.DISK, low)
+        with suppress(ChainError):  # told by the chain's retries
+            me, owner = self.registered(), self.ports.chain.subnet(self.head()).owner
+            lost = validates and me is not None and not me.validates and me.id != owner
+            self.troubles.look(round, About.PERMIT, Trouble("no_permit", f"uid {me.uid}") if lost and me else None)
+
+    def is_out(self, round: int) -> bool:
+        """Whether our hotkey has lost its place on the subnet, or never had one; it is said. Raises ChainError."""
+        if self.registered() is None:
+            self.troubles.tell(round, Trouble("not_registered", f"hotkey {hotkey(self.me)}"))
+            return True
+        self.troubles.mended(round, About.HOTKEY, "not_registered")
+        return False
 
     def abort_unfinished(self) -> None:
         """Abort uploads (payloads, mirrors, checkpoints) that an earlier process left unfinished. The server keeps
@@ -259,7 +281,7 @@ class Node(Follower):
         follow directly."""
         state, newest = self.state, self.agreement.newest_decided(self.run)
         if why:
-            logger.warning("round {round} cannot be followed directly: {why}", round=state.saved.round, why=why)
+            self.troubles.tell(state.saved.round, Trouble("apart", why))
         self._tried = newest
         self._brought = None
         self.stop_prefetch()
@@ -280,6 +302,7 @@ class Node(Follower):
             if tip is not None and tip.link == link != first_link(self.run.id):
                 self._followed = Followed.ON_THE_WAY  # our state was on the run's way when we last could read it
         if self._followed is Followed.YES:
+            self.troubles.mended(state.saved.round, About.STATE)
             take_back_wanted(self)
         else:
             stands_still = (

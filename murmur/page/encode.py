@@ -113,15 +113,20 @@ def why_void(one: Round) -> str | None:
 def _why(one: Round) -> str:
     if one.cause == DECLARED:
         return _BY_CHAIN[DECLARED]
-    if one.active and not any(one.active.values()):
+    # A validator that came late saw nothing of what others had committed.
+    committed = any(one.active.values()) or any(kind == "committed" for _, kind in one.places)
+    if one.active and not committed and not one.unobserved:
         return "no peer had committed by the deadline"
     judges = one.rejected.keys() - one.unobserved.keys()
     if judges and not any(one.passed.get(node) for node in judges):
         return f"no submission passed the checks{_reasons(one.rejected[min(judges)])}"
+    if one.unobserved and not judges:
+        whys = ", ".join(f"{node} {why}" for node, why in sorted(one.unobserved.items()))
+        return f"no validator that counts has judged it in time ({whys})"
     abstained = [node for node, vote in one.votes.items() if vote.abstains]
     if one.votes and len(abstained) == len(one.votes):
         return "every validator that voted abstained, since none holds the run's model"
-    if one.cause is None and judges and not one.votes:
+    if one.cause is None and not one.votes and (judges or committed):
         return "no validator is known to have posted a vote"
     cause = _BY_CHAIN[one.cause if one.cause in _BY_CHAIN else NOBODY]
     return f"{cause}; {len(abstained)} of the {len(one.votes)} that voted abstained" if abstained else cause

@@ -7,6 +7,7 @@ It reads only files, so it works while the network runs, after its end, and wher
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -14,6 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from murmur.node.telemetry.trouble import Standing
 from murmur.page.cluster import ClusterNow, round_seconds
 from murmur.page.evaluations import Evaluations, in_folder
 from murmur.page.member_events import MemberEvents
@@ -36,7 +38,6 @@ MEMBER = "nodes/*/*/member"
 """A member of a cluster keeps its id there."""
 SILENT_ROUNDS, SILENT_SECONDS = 2.0, 30.0
 """A member that writes no event for so many usual rounds, and for so long, counts as silent."""
-_FAULT_CHARACTERS = 300
 
 
 class Folder:
@@ -55,8 +56,8 @@ class Folder:
         self._newest: dict[str, float] = {}
         self._progress: dict[str, float] = {}
         """By node, the time of its newest event, and of the newest that is no failure: retries are no progress."""
-        self._fault = ""
-        """Why the newest round that broke off did."""
+        self._standing = defaultdict[str, Standing](Standing)
+        """By node, what keeps it from its work."""
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
         """Read the nodes' new events."""
@@ -80,12 +81,12 @@ class Folder:
         return False
 
     def _note(self, node: str, event: dict[str, Any]) -> None:
+        self._standing[node].take(event)
         if not isinstance(when := event.get("time"), float) or not isfinite(when):
             return
         self._newest[node] = when
-        if event.get("event") == "interrupted":
+        if event.get("event") in ("interrupted", "trouble"):
             self._progress.setdefault(node, when)
-            self._fault = f"{node}: {str(event.get('fault'))[:_FAULT_CHARACTERS]}"
         else:
             self._progress[node] = when
 
@@ -129,7 +130,8 @@ class Folder:
             waits_for = "Rehearsed: waiting for the chain to let the validators judge."
         ended = (self.path / "report.json").exists()
         stopped = bool(self._stopped) and all(self._stopped.values())
-        return Stage(waits_for, ended, max(0.0, min(silences, default=began)), stopped=stopped, fault=self._fault)
+        troubles = tuple((node, one) for node, found in sorted(self._standing.items()) for one in found.now())
+        return Stage(waits_for, ended, max(0.0, min(silences, default=began)), stopped=stopped, troubles=troubles)
 
     def cluster(self) -> ClusterNow | None:
         if not isinstance(self.spec, ClusterSpec):

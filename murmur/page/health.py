@@ -1,8 +1,10 @@
 """The run's health in one sentence: healthy, or what is wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
+from typing import Any
 
+from murmur.node.telemetry.trouble import sentence
 from murmur.page.cluster import contributed, round_seconds, troubles
 from murmur.page.encode import why_void
 from murmur.page.round import Round
@@ -15,6 +17,10 @@ SILENT_ROUNDS = 3.0
 FALLBACK_SECONDS = 600.0
 RISE = 0.05
 """Nats per token above its best at which a loss counts as rising."""
+
+NAMED = 3
+"""Nodes that are named of those with the same trouble."""
+SENTENCE_CHARACTERS = 800
 
 Told = tuple[str, str]
 """(`good`, `wrong` or `waiting`; the sentence)."""
@@ -47,9 +53,10 @@ def _starting(source: PageSource, stage: Stage) -> Told:
         return "waiting", "Stopped on request before its first round was played."
     if stage.waits_for is not None:
         return "waiting", stage.waits_for
+    for trouble in troubled(stage):
+        return "wrong", trouble
     if stage.silent_seconds > _patience(source):
-        why = f" The last failure was of {stage.fault}." if stage.fault else ""
-        return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}.{why}"
+        return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}."
     return "waiting", "Round 0 is being played."
 
 
@@ -62,9 +69,11 @@ def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[st
         theirs = [n for n in one.theta if n in one.active or rounds.hotkeys.get(n) in counted]
         if len({one.theta[node] for node in theirs}) > 1:
             yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."
-    if not (stage.ended or stage.stopped) and stage.silent_seconds > _patience(source):
-        why = f" The last failure was of {stage.fault}." if stage.fault else " The network was killed, or it is stuck."
-        yield f"No round has gone on for {_span(stage.silent_seconds)}.{why}"
+    if not (stage.ended or stage.stopped):
+        yield from troubled(stage)
+        if stage.silent_seconds > _patience(source):
+            span = _span(stage.silent_seconds)
+            yield f"No round has gone on for {span}. The network was killed, or it is stuck."
     if last.void.get(last.agreed() or ""):
         yield f"Round {last.number} is void, so nobody's work was applied. {why_void(last)}"
     if last.unobserved:
@@ -79,6 +88,20 @@ def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[st
     best, when = min(losses, default=(inf, 0))
     if len(losses) > LATELY_ROUNDS and losses[-1][0] > best + RISE and when < losses[-1][1] - LATELY_ROUNDS:
         yield f"The held-out loss rises: {losses[-1][0]:.2f} now, {best:.2f} in round {when}."
+
+
+def troubled(stage: Stage) -> Iterator[str]:
+    """Yield what keeps nodes from their work, once for all nodes that have the same, what most have first."""
+    nodes: dict[str, list[str]] = {}
+    first: dict[str, Mapping[str, Any]] = {}
+    for node, trouble in stage.troubles:
+        cause = str(trouble["cause"])
+        nodes.setdefault(cause, []).append(node)
+        first.setdefault(cause, trouble)
+    for cause in sorted(nodes, key=lambda cause: -len(nodes[cause])):
+        who = nodes[cause]
+        some = ", ".join(who[:NAMED]) + (f" and {len(who) - NAMED} more" if len(who) > NAMED else "")
+        yield f"{some}: {sentence(first[cause])[:SENTENCE_CHARACTERS]}."
 
 
 def _round(one: Round, source: PageSource) -> str:

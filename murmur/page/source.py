@@ -16,14 +16,14 @@ PORTION_BYTES = 1 << 20
 class Stage:
     """A network's progress. `waits_for`: the condition for its first round, None once that is played. `silent_seconds`:
     time since its last progress. `trouble`: why no new data can be read. `stopped`: all of its nodes were stopped on
-    request. `fault`: why the newest round that broke off did."""
+    request. `troubles`: what keeps which of its nodes from their work (murmur/node/telemetry/trouble.py)."""
 
     waits_for: str | None = None
     ended: bool = False
     silent_seconds: float = 0.0
     trouble: str | None = None
     stopped: bool = False
-    fault: str = ""
+    troubles: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
 
 class PageSource(Protocol):

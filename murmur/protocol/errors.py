@@ -21,6 +21,8 @@ MurmurError
 Everything else is a bug and crashes with a traceback.
 """
 
+from enum import StrEnum
+
 from murmur.protocol.types import Reason
 
 
@@ -62,8 +64,26 @@ class ChainError(MurmurError):
         self.code = code
 
 
+class StorageCause(StrEnum):
+    """Why a store refuses, as far as its answer or silence shows."""
+
+    FULL = "full"
+    THROTTLED = "throttled"
+    EXPIRED = "expired"
+    SUSPENDED = "suspended"
+    CLOCK = "clock"
+    UNKNOWN_KEY = "unknown_key"
+    WRONG_SECRET = "wrong_secret"
+    DENIED = "denied"
+    NO_BUCKET = "no_bucket"
+    SILENT = "silent"
+    UNREACHABLE = "unreachable"
+
+
 class StorageError(MurmurError):
-    """A bucket failed: unreachable, slow, broken body, 5xx."""
+    """A bucket failed: unreachable, slow, broken body, 5xx. `cause`: why, where the store has shown it."""
+
+    cause: StorageCause | None = None
 
 
 class ObjectMissing(StorageError):
@@ -72,6 +92,8 @@ class ObjectMissing(StorageError):
 
 class BucketMissing(ObjectMissing):
     """There is no bucket of this name, as far as the server shows."""
+
+    cause = StorageCause.NO_BUCKET
 
 
 class ObjectReplaced(StorageError):

@@ -173,9 +173,9 @@ class Subnet:
     """The chain's terms for a subnet's hotkeys as of one height. Lengths in blocks.
 
     `tempo` is an epoch, in which each hotkey may post `post_bytes` bytes; between two sets of its weights a validator
-    waits `weights_rate_limit`. With `commit_reveal`, weights are committed sealed and take effect on chain an epoch
-    later. `owner` is the hotkey of the subnet's owner, which always holds a validator permit; None if there is none.
-    `max_uids` hotkeys may be registered, and each is judged by `mechanisms` rows of weights.
+    waits `weights_rate_limit`. With `commit_reveal`, weights are committed sealed and take effect on chain
+    `reveal_epochs` epochs later. `owner` is the hotkey of the subnet's owner, which always holds a validator permit;
+    None if there is none. `max_uids` hotkeys may be registered, and each is judged by `mechanisms` rows of weights.
     """
 
     tempo: int
@@ -185,6 +185,7 @@ class Subnet:
     owner: PeerId | None
     max_uids: int = MAX_UIDS
     mechanisms: int = 1
+    reveal_epochs: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ from murmur.node.chain.follower import RETURN_BLOCKS
 from murmur.node.node import Node
 from murmur.node.state.saved import SealedRound
 from murmur.node.sync.checkpoints import kept_from, published_by_most
+from murmur.node.telemetry.causes import About
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol import keys
 from murmur.protocol.assignment import assigned
-from murmur.protocol.errors import ChainError, MurmurError, StorageError
+from murmur.protocol.errors import AccessDenied, ChainError, MurmurError, StorageError
 from murmur.protocol.messages import Reveal, encode_document
 from murmur.protocol.ports import Task
 from murmur.protocol.types import Commitment, Page
@@ -63,13 +65,18 @@ class Miner:
         while True:
             round = self.node.state.saved.round
             try:
+                if self.node.is_out(round):
+                    self.sit_out()
+                    continue
                 self.announce()
                 round = self.open_round()
                 self.play(round)
+                self.node.backoff.passed(round)
             except RoundOver:
                 continue
             except (Diverged, Late) as fault:
-                logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+                cause = "diverged" if isinstance(fault, Diverged) else "too_slow"
+                self.node.backoff.tell(round, Trouble(cause, str(fault)))
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_deadline(round), "the round to pass")
             except (ChainError, StorageError) as fault:
@@ -83,6 +90,14 @@ class Miner:
         me = self.node.registered()
         if me is not None and me.slot is None:
             self.node.post(None)
+
+    def sit_out(self) -> None:
+        """Follow the run for a round in which our hotkey has no place on the subnet: what we trained would not
+        count."""
+        node = self.node
+        round = node.next_round(node.clock.commit_deadline)
+        self.outcomes.follow(node.advance(round))
+        node.wait_for(node.clock.commit_deadline(round), "this hotkey to be registered")
 
     def open_round(self) -> int:
         """Return the round to play: the one that we have sealed for while its key may still be published, else the
@@ -118,7 +133,6 @@ class Miner:
         self.outcomes.follow(self.node.advance(round))
         if self.node.state.saved.round != round:
             raise RoundOver
-        self.node.look_at_terms(round)
 
     def finish_in_background(self, round: int, counts: bool) -> None:
         """Run tasks in the background that the next round does not need, after those of the last one."""
@@ -128,7 +142,9 @@ class Miner:
             if before is not None:
                 before.join()
             try:
+                self.node.look_around(round, validates=False)
                 if counts:
+                    self.look_as_a_stranger(round)
                     self.report(round)
                 self.clean_up(round)
                 self.outcomes.tell(self.node.seconds_until(self.node.clock.vote_deadline(round)))
@@ -250,13 +266,17 @@ class Miner:
         block: int | None = None
         while not self.stands(statement):
             late = node.head() >= last
+            if block is not None and self.is_overwritten(block):
+                self.tell_of_other(round, block)
+                return
             if block is not None:
                 then = "it is too late to commit again, so we are not selected" if late else "committing again"
                 told = "round {round}: a fork dropped our commitment of block {block}: {then}"
                 logger.warning(told, round=round, block=block, then=then)
                 node.state.events.emit("commitment_dropped", round, block=block, again=not late)
             elif late:
-                logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
+                seen = f"finished after block {last}, too late to commit"
+                node.backoff.tell(round, Trouble("too_slow", seen))
             if late:
                 return
             with node.state.timeline.begin("commit"):
@@ -277,6 +297,17 @@ class Miner:
         me = self.node.registered()
         return me is not None and me.slot is not None and me.slot.statement == statement
 
+    def tell_of_other(self, round: int, block: int) -> None:
+        """Say that another process posts with our hotkey. We do not post against it: both would use up its bytes."""
+        seen = f"our commitment of block {block} was overwritten"
+        self.node.backoff.tell(round, Trouble("other_process", seen))
+
+    def is_overwritten(self, block: int) -> bool:
+        """Whether our slot holds what another process has posted, after ours of `block`. A fork leaves an older
+        statement."""
+        me = self.node.registered()
+        return me is not None and me.slot is not None and me.slot.block > block
+
     def counts(self, round: int, sealed: SealedRound) -> bool:
         """Whether our commitment is in the state of the commit deadline, which all nodes read: a second post of ours
         after a restart, or a fork, may have moved it."""
@@ -284,7 +315,10 @@ class Miner:
         node, last = self.node, self.node.clock.commit_deadline(round)
         node.wait_for(last, f"the end of round {round}'s commit window")
         promises = (commitment(peer, round, last) for peer in node.ports.chain.peers(last) if peer.id == node.me)
-        return self.commitment(round, sealed) in promises
+        counts = self.commitment(round, sealed) in promises
+        if not counts and round in self.outcomes.margins and self.is_overwritten(last - self.outcomes.margins[round]):
+            self.tell_of_other(round, last - self.outcomes.margins[round])
+        return counts
 
     def commitment(self, round: int, sealed: SealedRound) -> Commitment:
         return Commitment(round, self.work.envelope_digest(sealed))
@@ -309,6 +343,19 @@ class Miner:
         key = keys.reveal(node.run.id, round)
         publish(node.ports.bucket, key, reveal, timeout_seconds=deadline, time=node.time)
         node.state.events.emit("revealed", round)
+
+    def look_as_a_stranger(self, round: int) -> None:
+        """Say whether the read key that we publish opens our bucket: only others use it."""
+        node = self.node
+        try:
+            theirs = node.ports.open_pointer(node.ports.pointer)
+            theirs.head(keys.reveal(node.run.id, round), timeout_seconds=node.transfer_seconds(1))
+        except AccessDenied as fault:
+            node.troubles.tell(round, Trouble("read_key_refused", str(fault)))
+        except StorageError:
+            return  # the way to it, not the key
+        else:
+            node.troubles.mended(round, About.READ_KEY)
 
     def report(self, round: int) -> None:
         """Publish our signed claims about the round in our bucket: for people; no decision uses them."""

@@ -5,7 +5,7 @@ With commit-reveal a subnet conceals weights at first. Then it means nothing tha
 the reveal is not reported. So every row that was sent is read back at the block where it has to take effect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loguru import logger
 
@@ -18,9 +18,13 @@ from murmur.node.chain.follower import RETURN_BLOCKS
 from murmur.node.chain.weights_status import UnseenReason, row_of
 from murmur.node.node import Node
 from murmur.node.state.saved import SentWeights
+from murmur.node.telemetry.causes import About
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol.errors import STATE_PRUNED, ChainError
 from murmur.protocol.types import Uid
 
+REVEAL_BLOCKS = 30
+"""Blocks that a reveal may take after its epoch: the beacon's pulse has to reach the chain."""
 UNREAD_KEPT = 64
 """Most rows that wait to be read back: more wait only if the chain reveals nothing at all."""
 
@@ -48,9 +52,12 @@ class Pay:
         try:
             block = self._settled(self._set(by_uid, me.last_update), me.last_update)
         except ChainError as fault:
-            logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
             if fault.code is not None:
                 node.state.events.emit("weights_not_taken", round, code=fault.code)
+            if fault.code in _TOO_EARLY:
+                logger.info("round {round}: weights were not set yet: {fault}", round=round, fault=str(fault))
+            else:
+                node.troubles.tell(round, Trouble("weights_refused", f"they were not set: {fault}"))
             return Paid(head, None, shares)
         node.state.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
         unread = (*node.state.saved.unread, SentWeights(round, block, by_uid))
@@ -104,6 +111,23 @@ class Pay:
                     waiting.append(sent)
         if len(waiting) < len(held.saved.unread):
             held.save(unread=tuple(waiting))
+        if waiting:
+            self._look_at_reveals(waiting)
+
+    def _look_at_reveals(self, waiting: Sequence[SentWeights]) -> None:
+        """Say when rows have not been revealed although they were due."""
+        node, round = self.node, self.node.state.saved.round
+        try:
+            head = node.head()
+            subnet = node.ports.chain.subnet(head)
+        except ChainError:
+            return  # told by the chain's retries
+        due = waiting[0].set_in + (subnet.reveal_epochs + 1) * (subnet.tempo + 1) + REVEAL_BLOCKS
+        if head <= due:
+            node.troubles.mended(round, About.WEIGHTS, "weights_unrevealed")
+        else:
+            seen = f"those of block {waiting[0].set_in} were due by block {due}, and block {head} is final"
+            node.troubles.tell(round, Trouble("weights_unrevealed", seen))
 
     def _judge(self, sent: SentWeights, row: ChainWeights) -> None:
         """Compare a row on chain with the one that was sent, and emit the result."""
@@ -111,6 +135,7 @@ class Pay:
         wrong = differing(sent.shares, row.now)
         if not wrong:
             node.state.events.emit("weights_standing", sent.round, set_in=sent.set_in, block=block)
+            node.troubles.mended(node.state.saved.round, About.WEIGHTS)
             return
         me = next((peer for peer in node.ports.chain.peers(block) if peer.id == node.me), None)
         if me is not None and not me.validates:
@@ -120,15 +145,8 @@ class Pay:
                 "the subnet probably asks for another version key or more weights in a row now: update to the "
                 "newest release, and ask the subnet's owner"
             )
-        logger.warning(
-            "round {round}: the chain took our weights in block {set_in}, but from block {block} on {count} "
-            "of them differ on chain, so nobody is paid by them: {why}",
-            round=sent.round,
-            set_in=sent.set_in,
-            block=block,
-            count=len(wrong),
-            why=why,
-        )
+        seen = f"it took those of block {sent.set_in}, but from block {block} on {len(wrong)} of them differ: {why}"
+        node.troubles.tell(node.state.saved.round, Trouble("weights_refused", seen))
         node.state.events.emit(
             "weights_refused", sent.round, set_in=sent.set_in, block=block, uids=[int(uid) for uid in wrong]
         )

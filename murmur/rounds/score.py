@@ -219,6 +219,5 @@ class Scores:
                 time=node.time,
             )
         except StorageError as fault:
-            node.backoff.refused(fault)
-            logger.warning("round {round}: could not publish our report: {fault}", round=round, fault=str(fault))
+            node.backoff.failed(round, fault)
         node.state.events.emit("reported", round, peers=report.named(spec.gauntlet))

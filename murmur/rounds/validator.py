@@ -51,12 +51,24 @@ class Validator:
         afterwards, keys count until the reveal deadline, and votes until the vote deadline."""
         self.node.abort_unfinished()
         while True:
+            round = self.node.state.saved.round
             try:
+                if self.node.is_out(round):
+                    self.sit_out()
+                    continue
                 self.announce()
-                self.play(self.node.next_round(self.node.clock.vote_deadline))
+                round = self.node.next_round(self.node.clock.vote_deadline)
+                self.play(round)
+                self.node.backoff.passed(round)
             except (ChainError, StorageError) as fault:
-                self.node.state.events.emit("interrupted", self.node.state.saved.round, fault=str(fault))
-                self.node.backoff.pause_after(self.node.state.saved.round, fault)
+                self.node.state.events.emit("interrupted", round, fault=str(fault))
+                self.node.backoff.pause_after(round, fault)
+
+    def sit_out(self) -> None:
+        """Follow the run for a round in which our hotkey has no place on the subnet."""
+        round = self.node.next_round(self.node.clock.vote_deadline)
+        self.node.advance(round)
+        self.node.wait_for(self.node.clock.vote_deadline(round), "this hotkey to be registered")
 
     def announce(self) -> None:
         """Publish our bucket on chain. By the commit deadline of the run's first round also announce us: a validator
@@ -77,7 +89,7 @@ class Validator:
         node.advance(round)
         if node.state.saved.round != round:
             return  # catch-up went further: `round` is over
-        node.look_at_terms(round)
+        node.look_around(round, validates=True)
         seen = self.collector.look(round, scores.book)
         at_commit, gathered = seen.at_commit, seen.gathered
         votes.ask(round, at_commit, gathered)

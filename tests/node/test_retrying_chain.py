@@ -44,7 +44,7 @@ def patient(**options: Any) -> tuple[FakeWorld, Paused, RetryingChain]:
     world, time = FakeWorld(**options), Paused()
     world.register(PEER, stake=1, validates=True)
     world.step(30)
-    chain = RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time)
+    chain = RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time, lambda fault: None)
     chain.finalized()
     return world, time, chain
 
@@ -89,5 +89,5 @@ def test_before_it_has_answered_at_all_a_chain_that_is_down_is_told_at_once() ->
     world, time = FakeWorld(), Paused()
     world.down = True
     with pytest.raises(ChainError):
-        RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time).finalized()
+        RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time, lambda fault: None).finalized()
     assert time.pauses == []

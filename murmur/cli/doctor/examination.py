@@ -13,7 +13,7 @@ from murmur.cli.doctor import slow_checks
 from murmur.cli.doctor.slow_checks import Thorough
 from murmur.node.config.settings import load
 from murmur.node.doctor.finding import Check, Examined, Finding, Status
-from murmur.node.doctor.start import CHECKS
+from murmur.node.doctor.start import CHECKS, NODE
 from murmur.node.program import process
 from murmur.plan.machine import tell
 from murmur.protocol.errors import ConfigError
@@ -41,7 +41,8 @@ def examine(options: Namespace) -> int:
     node = Thorough(config, options.role, keeps=False)
     node.tell = tell
     try:
-        return show(node, CHECKS if options.fast else [*CHECKS, *slow_checks.CHECKS], json=options.json)
+        slow = () if options.fast else slow_checks.CHECKS
+        return show(node, [*CHECKS, NODE, *slow], json=options.json)
     finally:
         node.close()
 

@@ -2,7 +2,10 @@
 
 import argparse
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from gauntlet.account import account, outcome
 from gauntlet.agreement import mirrors
@@ -10,6 +13,8 @@ from murmur.cli import network
 from murmur.node.fetch.reports import Reports
 from murmur.node.fetch.sources import Sources
 from murmur.node.observe.opened_network import OpenedNetwork
+from murmur.node.telemetry.event_tail import read_event_tail
+from murmur.node.telemetry.trouble import sentence
 from murmur.protocol.errors import ChainError, ConfigError
 from murmur.protocol.ports import Chain
 from murmur.protocol.types import Peer, PeerId, hotkey
@@ -50,17 +55,40 @@ def show(miner: str, options: argparse.Namespace) -> int:
             lines.append(f"  {on_chain(chain, head, validator, mine)}")
         else:
             lines.append(f"  {outcome(report.rows[peer], report.after.peers.get(peer), spec)}")
+    own = [f"its node here: {sentence(one)}" for one in _own_troubles(there, peer)]
     if not found:
-        known = "is registered, but no" if mine is not None else "is not registered on this subnet, and no"
-        raise ConfigError(
-            f"{there.called(peer)} {known} validator's recent report lists it: try again after the next round, "
-            "and check the hotkey, --netuid and --owner"
-        )
+        raise ConfigError("\n".join([f"{there.called(peer)}: {_unreported(mine, counted)}", *own]))
+    lines += [""] * bool(own) + own
     if len(counted) > len(asked):
         rest = 100 * sum(stakes[one] for one in counted[MOST_READ:]) / total
         lines += ["", f"not read: {len(counted) - len(asked)} more validators, with {rest:.0f} % of the stake"]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _unreported(mine: Peer | None, counted: Sequence[PeerId]) -> str:
+    """Return why no report lists a hotkey, and what to do."""
+    if mine is None:
+        return (
+            "it is not registered on this subnet, so nobody judges it. Register it (btcli subnet register), or check "
+            "the hotkey, --netuid and --owner"
+        )
+    if not counted:
+        return (
+            "no validator counts in this run now, so nobody is judged or paid: none that has voted holds a validator "
+            "permit. That is the validators' to mend, with stake; a miner goes on as it is"
+        )
+    return (
+        f"no recent report of the {len(counted)} validators that count lists it. After its first round one will; if "
+        "rounds pass, the validators are late or their buckets cannot be read: murmur dashboard shows which"
+    )
+
+
+def _own_troubles(there: OpenedNetwork, peer: PeerId) -> list[Mapping[str, Any]]:
+    """Return what the hotkey's own node says that keeps it from its work, where its home is on this machine."""
+    homes = sorted(there.home.glob("nodes/*")) if there.recorded else [there.home]
+    tails = (read_event_tail(home) for home in homes if (home / "events.jsonl").exists())
+    return [one for tail in tails if tail.hotkey == hotkey(peer) for one in tail.troubles(time.time())]
 
 
 def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) -> str:

@@ -9,11 +9,14 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed
 from murmur.node.chain.agreement import Agreement
+from murmur.node.chain.head_watch import HeadWatch
 from murmur.node.chain.retrying_chain import RetryingChain
 from murmur.node.config.ports import Ports
 from murmur.node.fetch.credentials import Credentials
 from murmur.node.fetch.sources import Sources, sources_as_of
+from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import Timeline
+from murmur.node.telemetry.trouble import Emit, Troubles, of_chain
 from murmur.protocol.errors import ChainError, ConfigError
 from murmur.protocol.messages import encode_slot
 from murmur.protocol.run import Run
@@ -21,9 +24,9 @@ from murmur.protocol.types import Commitment, Header, Peer, Selection, Uid, Vote
 
 QUIET_SECONDS = 2.0
 """Longer waits are logged."""
-PATIENCE = 1.25
-"""A wait for a block times out after this many times its planned length plus the chain's time-out. Then a warning says
-that the chain does not advance, and the wait is retried."""
+LOOK_SECONDS, LOOK_SHARE = 15.0, 0.1
+"""A wait for a block is cut into pieces of so long, or of this share of a round if that is longer. After each piece the
+head is looked at: does it advance, and is it new?"""
 NO_FEE = "Payment"
 """`ChainError.code` of a call whose fee the hotkey's owner cannot pay."""
 RETURN_BLOCKS = 2
@@ -35,11 +38,19 @@ STALL_SECONDS = 1.0
 class Follower:
     """One node's view of a run's chain. Everything that blocks has a deadline from the round clock."""
 
-    def __init__(self, run: Run, ports: Ports, timeline: Timeline) -> None:
+    def __init__(self, run: Run, ports: Ports, timeline: Timeline, emit: Emit = lambda *event, **fields: None) -> None:
+        """emit: takes events of troubles."""
         self.run, self.timeline = run, timeline
         self.clock = run.clock
-        patient = RetryingChain(ports.chain, run.clock, run.first.clock.block_seconds, ports.time)
+        block_seconds = run.first.clock.block_seconds
+        round_seconds = run.first.clock.round_blocks * block_seconds
+        self.troubles = Troubles(emit, round_seconds, ports.time)
+        self._look_seconds = max(LOOK_SECONDS, LOOK_SHARE * round_seconds)
+        patient = RetryingChain(ports.chain, run.clock, block_seconds, ports.time, self._chain_fails)
         self.ports = replace(ports, chain=patient)
+        self._watch = HeadWatch(block_seconds, ports.time, ports.store_time)
+        self._round = -1
+        """The chain's round when we last looked at its head."""
         self.me = ports.signer.peer
         self.time = ports.time
         self._waited = False
@@ -77,8 +88,7 @@ class Follower:
             return self._wait_for(block, why)
 
     def _wait_for(self, block: int, why: str) -> Header:
-        began, clock = self.time.now(), self.run.first.clock
-        told = False
+        clock, told = self.run.first.clock, False
         while True:
             try:
                 expected = self.seconds_until(block)
@@ -94,21 +104,34 @@ class Follower:
                         seconds=int(expected),
                     )
                     told = True
-                return self.ports.chain.wait(block, PATIENCE * expected + 30)
+                return self.ports.chain.wait(block, self._look_seconds)
             except ChainError as fault:
                 if self._passed(block):
                     # It is final, so the chain is not the cause of the wait. Try once more, then the caller has to
                     # know.
                     self.time.sleep(STALL_SECONDS)
                     return self.ports.chain.header(block)
-                logger.warning(
-                    "still waiting for {why}: block {block} is not final after {seconds} s ({fault}); retrying",
-                    why=why,
-                    block=block,
-                    seconds=int(self.time.now() - began),
-                    fault=str(fault),
-                )
+                logger.debug("still waiting for {why}: {fault}", why=why, fault=str(fault))
+                self.look_at_head()
                 self.time.sleep(STALL_SECONDS)
+
+    def look_at_head(self) -> None:
+        """Say whether the head that we see is the chain's present one."""
+        try:
+            head = self.ports.chain.finalized()
+        except ChainError:
+            return  # told by the chain's retries
+        self._round = max(0, self.clock.round_at(head.block))
+        trouble = self._watch.look(head)
+        for about in (About.CLOCK, About.CHAIN):
+            self.troubles.look(self._round, about, trouble if trouble and trouble.of.about is about else None)
+
+    def _chain_fails(self, fault: ChainError | None) -> None:
+        """Called by the chain's retries: it has not answered for a while, or it does."""
+        if fault is None:
+            self.troubles.mended(self._round, About.CHAIN, "chain_silent")
+        else:
+            self.troubles.tell(self._round, of_chain(fault))
 
     def _passed(self, block: int) -> bool:
         try:

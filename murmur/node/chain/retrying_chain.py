@@ -16,6 +16,8 @@ from murmur.protocol.ports import Chain, Time
 from murmur.protocol.types import Header, Peer, Subnet, Uid
 
 PAUSE_SECONDS = 1.0
+PATIENT_SECONDS = 10.0
+"""A lost connection is mended by the next call. A chain that fails for longer is told."""
 
 T = TypeVar("T")
 
@@ -25,8 +27,12 @@ class RetryingChain:
     window in which the call was first made, counted from the newest final block seen. `genesis` and `wait` are not
     retried."""
 
-    def __init__(self, chain: Chain, clock: Clock, block_seconds: float, time: Time) -> None:
+    def __init__(
+        self, chain: Chain, clock: Clock, block_seconds: float, time: Time, tell: Callable[[ChainError | None], None]
+    ) -> None:
+        """tell: is called with the fault while calls fail for PATIENT_SECONDS, and with None when one succeeds."""
         self._chain, self._clock, self._block_seconds, self._time = chain, clock, block_seconds, time
+        self._tell = tell
         self._final, self._seen_at = -1, 0.0
 
     def genesis(self) -> bytes:
@@ -64,17 +70,23 @@ class RetryingChain:
         return self._patiently(lambda: self._chain.weights(block, uid), block)
 
     def _patiently(self, call: Callable[[], T], block: int = 0) -> T:
-        until = self._deadline()
-        told = False
+        began, until = self._time.now(), self._deadline()
+        failed = False
         while True:
             try:
-                return call()
+                found = call()
             except ChainError as fault:
-                if fault.code is not None or block > self._final or self._time.now() >= until:
+                now = self._time.now()
+                if fault.code is None and block <= self._final and now - began >= PATIENT_SECONDS:
+                    self._tell(fault)
+                if fault.code is not None or block > self._final or now >= until:
                     raise
-                if not told:
-                    logger.warning("a call of the chain failed ({fault}); trying again", fault=str(fault))
-                    told = True
+                if not failed:
+                    logger.debug("a call of the chain failed ({fault}); trying again", fault=str(fault))
+                failed = True
+            else:
+                self._tell(None)
+                return found
             self._time.sleep(PAUSE_SECONDS)
 
     def _deadline(self) -> float:

@@ -1,7 +1,7 @@
 """Open the two ports and the keys from the configuration: the only module that chooses implementations."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -13,10 +13,15 @@ from murmur.protocol.errors import ConfigError
 from murmur.protocol.pointers import encode_pointer
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.types import Pointer, PublicPointer
+from storage.behaviour import server_time
 from storage.s3 import open_bucket, open_pointer
 
 if TYPE_CHECKING:
     from murmur.chain.keys import Wallet
+
+
+DATE_SECONDS = 5.0
+"""Longest wait for the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +90,5 @@ def open_ports(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: 
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
     encode_pointer(pointer)  # a pointer that cannot be published fails now, not in the first round
     chain = access.chain.as_local() if local else access.chain
-    return Ports(chain, access.signer, access.verify, bucket, pointer, opener(local=local))
+    date = partial(server_time, own.endpoint, timeout_seconds=DATE_SECONDS)
+    return Ports(chain, access.signer, access.verify, bucket, pointer, opener(local=local), store_time=date)

@@ -17,7 +17,8 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 @dataclass(frozen=True, slots=True)
 class Ports:
     """All connections of a node in a run. `pointer` is the published pointer to its own bucket; `open_pointer` opens a
-    peer's bucket by the peer's published pointer; `time` is its only clock."""
+    peer's bucket by the peer's published pointer; `time` is its only clock. `store_time` asks its store for the time in
+    Unix seconds, None where the store says none; it raises StorageError."""
 
     chain: Chain
     signer: Signer
@@ -26,6 +27,7 @@ class Ports:
     pointer: Pointer | PublicPointer
     open_pointer: Opener
     time: Time = REAL
+    store_time: Callable[[], float | None] = lambda: None
 
 
 def is_local(network: str) -> bool:

@@ -7,6 +7,7 @@ from murmur.node.doctor.bucket_trial import try_own
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import FailedCheck
 from murmur.node.doctor.reach import reaction
+from murmur.node.telemetry.trouble import of_own_bucket
 from murmur.protocol.errors import StorageError
 
 TRY_SECONDS = 8.0
@@ -29,9 +30,10 @@ def bucket(node: ExaminedNode) -> str:
     try:
         try_own(ports.bucket, ports.pointer, local=node.local, timeout_seconds=TRY_SECONDS, time=ports.time)
     except StorageError as fault:
+        trouble = of_own_bucket(fault)
         raise FailedCheck(
-            f"the store fails ({fault}): peers could not read anything from this node",
-            f"check {ENDPOINT}, and that this machine reaches that address (a firewall, a name server, a proxy)",
+            f"{trouble.of.says} ({fault}): peers could not read anything from this node",
+            f"{trouble.of.do}. Is {ENDPOINT} right?",
             reaction(node.config.bucket.endpoint, node.time.now() - began, TRY_SECONDS),
         ) from None
     return "our key writes; the published key reads, and can do nothing else"

@@ -8,6 +8,7 @@ reached, after HANG_SECONDS if it hangs.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 
 from loguru import logger
 
@@ -16,6 +17,8 @@ from murmur.node.config.settings import NodeConfig
 from murmur.node.doctor import bucket, chain, machine, run
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import Check, Finding, Reaction, Status
+from murmur.node.telemetry.events import EVENTS, Events
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol.errors import ConfigError, DiskFull, UpdateNeeded
 from murmur.protocol.ports import Time
 from murmur.training.memory import Role
@@ -55,6 +58,10 @@ CHECKS: Sequence[Check] = (
 )
 
 
+NODE = Check("node", machine.node, machine.HOME_FIX, ("home",))
+"""For who examines a node that runs: what it says itself."""
+
+
 def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
     """Return everything that a node is built of, once all checks have passed. Raises ConfigError for faults that the
     operator has to fix, DiskFull for a full disk alone, UpdateNeeded if this release is too old. Nothing is published
@@ -64,6 +71,7 @@ def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
         node = ExaminedNode(config, role, keeps=True, time=time)
         try:
             found = list(node.examine(CHECKS))
+            _say(found, node)
             if _may_begin(found, node, until - time.now()):
                 return node
         except BaseException:
@@ -71,6 +79,19 @@ def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
             raise
         node.close()
         time.sleep(RETRY_SECONDS)
+
+
+def _say(found: Sequence[Finding], node: ExaminedNode) -> None:
+    """Write why the node does not start yet into its events, where `murmur status` and the page look."""
+    faults = [finding for finding in found if finding.status is Status.FAULT]
+    if not faults or not hasattr(node, "home"):
+        return
+    ends = [fault for fault in faults if fault.reaction in (Reaction.END, Reaction.UPDATE, Reaction.FULL)]
+    seen = "; ".join(f"{fault.name}: {fault.detail}. Fix: {fault.fix}" for fault in ends or faults)
+    own = node.config.wallet
+    with suppress(OSError):  # a disk that is full or read-only: it is said on the terminal
+        events = Events(node.home / EVENTS, f"{own.name}/{own.hotkey}", node.time)
+        events.emit("trouble", 0, **Trouble("cannot_start" if ends else "waits", seen).fields())
 
 
 def _may_begin(found: Sequence[Finding], node: ExaminedNode, patience: float) -> bool:

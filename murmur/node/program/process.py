@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 EXIT_AGAIN = 1
 EXIT_CONFIG = 2
 EXIT_UPDATE = 75
+DYING_SECONDS = 20
+"""Longest time from the death of a thread to the end of its process."""
 _OPEN_FILES = 8192
 
 
@@ -37,6 +39,7 @@ def run_program(main: Callable[[], None]) -> int:
     stop = _stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    threading.excepthook = stop.thread_died
     _allow_open_files()
     os.umask(0o077)  # files are readable by their owner only: some hold keys of payloads that are still sealed
     try:
@@ -50,6 +53,9 @@ def run_program(main: Callable[[], None]) -> int:
         if not stop.asked:
             return status
     # An interrupted library call may have raised any error, or none.
+    if stop.fault is not None:
+        logger.error("stopped: {fault}", fault=stop.fault)
+        return EXIT_AGAIN
     stop.say()
     return 0
 
@@ -59,12 +65,19 @@ def is_stopping() -> bool:
     return _stop is not None and _stop.asked
 
 
+def dead_thread() -> str | None:
+    """Return how a thread died that has stopped this process; None where none has."""
+    return _stop.fault if _stop is not None else None
+
+
 class _Stop:
     """The handler of SIGINT and SIGTERM. The first signal interrupts the program; the second ends the process at once,
     without cleanup. Everything that matters is saved before it is published, so both may come at any line."""
 
     def __init__(self) -> None:
         self.asked = False
+        self.fault: str | None = None
+        """The death of a thread that stopped the process."""
         self._said = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
@@ -75,6 +88,19 @@ class _Stop:
         sys.unraisablehook = self._dropped
         threading.excepthook = lambda _: None
         raise KeyboardInterrupt
+
+    def thread_died(self, death: threading.ExceptHookArgs) -> None:
+        """End the process when one of its threads dies: what that thread did would be missing without a word. A process
+        that then hangs is ended all the same."""
+        sys.excepthook(death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
+        if self.asked:
+            return
+        name = death.thread.name if death.thread is not None else "unknown"
+        self.fault = f"its thread {name!r} died of {death.exc_type.__name__}; start it again"
+        signal.alarm(DYING_SECONDS)  # not a thread: there may be no memory for one
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, signal.SIGTERM)
 
     def say(self) -> None:
         """Log the stop, once."""

@@ -10,7 +10,7 @@ from loguru import logger
 
 from murmur.node.config.device import choose_device
 from murmur.node.config.settings import TelemetryConfig
-from murmur.node.program.process import is_stopping
+from murmur.node.program.process import dead_thread, is_stopping
 from murmur.node.state.node_state import NodeState
 from murmur.node.telemetry.events import See, last_events
 from murmur.node.telemetry.metrics import Metrics
@@ -46,16 +46,17 @@ def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def lifetime(state: NodeState) -> Iterator[None]:
+def lifetime(state: NodeState, hotkey: str | None = None) -> Iterator[None]:
     """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. Nothing
-    records a kill."""
-    state.events.emit("started", state.round)
+    records a kill. hotkey: its SS58 address; None for a member of a cluster."""
+    state.events.emit("started", state.round, run=state.run_id.hex(), hotkey=hotkey)
     fault: str | None = None
     try:
         yield
     except BaseException as error:
         # An interrupted library call may raise any error.
-        if not (isinstance(error, KeyboardInterrupt) or is_stopping()):
+        fault = dead_thread()
+        if fault is None and not (isinstance(error, KeyboardInterrupt) or is_stopping()):
             fault = str(error) or type(error).__name__
         raise
     finally:

@@ -6,8 +6,9 @@ time. Every agreed selection's link digests the amendments that were in force in
 if its chain node has pruned that block, or cannot read the bytes; then the selections decide.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,13 @@ from loguru import logger
 
 from murmur.node.config.ports import Ports
 from murmur.node.fetch.sources import Sources, sources_as_of
+from murmur.node.telemetry.causes import About
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol import keys
 from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError, InvalidMessage, OutOfSync, StorageError
 from murmur.protocol.ports import Bucket, Chain, Time
 from murmur.protocol.run import Amendment, Run, parse_amendment
+from murmur.protocol.spec import parse_spec
 from murmur.protocol.types import Digest, Peer, PeerId, Slot
 from storage.realtime import REAL
 
@@ -43,6 +47,10 @@ def fetch_blob(bucket: Bucket, digest: Digest, max_bytes: int, timeout_seconds: 
     return data
 
 
+class AnotherRun(InvalidMessage):
+    """The owner's slot leads to the spec of another run."""
+
+
 class Reader:
     """Reads small blobs of the owner, from its bucket or the first sources of `sources`: a limited number, within one
     deadline for all. Blobs that were read stay in `read`, so the next reader continues from there."""
@@ -63,12 +71,18 @@ class Reader:
 
     def chain(self, named: Digest, known: Iterable[Digest]) -> tuple[Digest, list[Amendment]]:
         """Return the first digest in `known` on the way back from `named`, and the amendments after it up to `named`,
-        oldest first. Raises StorageError, and InvalidMessage if the chain leads to something else."""
+        oldest first. Raises StorageError, AnotherRun, and InvalidMessage if the chain leads to something else."""
         known, found = set(known), list[Amendment]()
         while named not in known:
             if len(found) == MAX_AMENDMENTS:
                 raise InvalidMessage(f"the run has more than {MAX_AMENDMENTS} amendments")
-            found.append(parse_amendment(self.blob(named, AMENDMENT_MAX_BYTES), named))
+            data = self.blob(named, AMENDMENT_MAX_BYTES)
+            try:
+                found.append(parse_amendment(data, named))
+            except InvalidMessage:
+                if _is_spec(data, named):
+                    raise AnotherRun(f"run {named.hex()[:16]}") from None
+                raise
             named = Digest(bytes.fromhex(found[-1].previous))
         return named, found[::-1]
 
@@ -87,13 +101,21 @@ class Reader:
         raise StorageError(str(fault))
 
 
-def settled(run: Run, undecided: int, ports: Ports, read: dict[Digest, bytes], time: Time = REAL) -> Run:
+def settled(
+    run: Run,
+    undecided: int,
+    ports: Ports,
+    read: dict[Digest, bytes],
+    time: Time = REAL,
+    tell: Callable[[Trouble | None], None] = lambda trouble: None,
+) -> Run:
     """Return the run with the amendments that are settled by now. Save it (`RunFile.save`) before following it.
 
     `undecided`: the first round that this node has not decided. Its earlier decisions stay, so an amendment whose bytes
     came only later has to come through the chain of selections (`adopted`). An amendment that cannot be read or is not
     valid changes nothing: one account must not be able to stop every node. Raises ChainError if the chain does not
-    answer; then nothing is adopted. `read`: see Reader.
+    answer; then nothing is adopted. `read`: see Reader. `tell` gets what is wrong with what the owner's slot names, or
+    None.
     """
     owner, clock = run.first.owner_id, run.clock
     head = ports.chain.finalized().block
@@ -109,16 +131,24 @@ def settled(run: Run, undecided: int, ports: Ports, read: dict[Digest, bytes], t
             raise
         return run
     if named is None or named in known:
+        tell(None)
         return run
     reader = Reader(owner, sources_as_of(run, head, peers, ports.open_pointer), read, FETCHES_A_LOOK, time)
     try:
         previous, fresh = reader.chain(named, known)
-    except (StorageError, InvalidMessage) as fault:
-        logger.warning("the run's amendment cannot be read: {fault}; keeping the known spec", fault=str(fault))
+    except AnotherRun as fault:
+        tell(Trouble("run_replaced", str(fault)))
+        return run
+    except StorageError as fault:
+        tell(Trouble("owner_unread", str(fault)))
+        return run
+    except InvalidMessage:
+        tell(Trouble("amendment_invalid"))
         return run
     if previous != run.head:
-        logger.warning("the owner's slot does not continue the known run; keeping the known spec")
+        tell(Trouble("amendment_invalid", "it does not continue the known run"))
         return run
+    tell(None)
     followed = run
     for amendment in fresh:
         refusal = _refusal(run, undecided, last, amendment, reader, peers, ports.chain)
@@ -173,8 +203,9 @@ def adopted(
 
 def settle(follower: "Follower", state: "NodeState") -> None:
     """Adopt the amendments that are settled by now."""
-    read = state.store.run.read
-    follow(follower, state, settled(follower.run, state.saved.round, follower.ports, read, follower.time))
+    read, round = state.store.run.read, state.saved.round
+    tell = partial(follower.troubles.look, round, About.RUN)
+    follow(follower, state, settled(follower.run, round, follower.ports, read, follower.time, tell))
 
 
 def follow(follower: "Follower", state: "NodeState", run: Run) -> None:
@@ -182,6 +213,14 @@ def follow(follower: "Follower", state: "NodeState", run: Run) -> None:
     if run.head != follower.run.head:
         state.store.run.save(run)
     follower.run = run
+
+
+def _is_spec(data: bytes, digest: Digest) -> bool:
+    try:
+        parse_spec(data, digest)
+    except (InvalidMessage, ConfigError):
+        return False
+    return True
 
 
 def owner_slot(owner: PeerId, peers: Iterable[Peer]) -> Slot | None:

@@ -1,78 +1,75 @@
-"""Back off after interrupted rounds, and while our own bucket takes no writes.
+"""Back off after rounds that broke off, and say why they did.
 
-A node never ends by itself for its bucket: a token may be renewed, a bill paid, a quota raised at the store, and the
-node goes on with the next round. Until then it says once a round what is wrong.
+A node never ends by itself for its bucket or its chain: a token may be renewed, a bill paid, a quota raised, a node of
+the chain mended, and the node goes on with the next round.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 
-from loguru import logger
-
+from murmur.node.telemetry.causes import About
+from murmur.node.telemetry.trouble import Trouble, Troubles, of_chain, of_own_bucket
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError, StorageError
 from murmur.protocol.ports import Bucket, Time
 
 PAUSE_SECONDS = 1.0
-"""Pause after an interrupted round: a server that refuses at once must not be called in a tight loop."""
+"""Pause after a round that broke off: a server that refuses at once must not be called in a tight loop."""
 LONGEST_PAUSE = 0.05
-"""Longest pause between two tries of a bucket that takes no writes, as a fraction of a round."""
+"""Longest pause between two tries that fail for one cause, as a fraction of a round."""
 _TRY_SECONDS = 10.0
+_OURS = (About.BUCKET, About.WORK, About.HOTKEY)
+"""What a whole round proves to be in order."""
+_CALLS = ("chain_refuses", "posts_used_up", "not_registered", "no_money")
+"""Refusals of the chain, which a whole round proves to be over."""
 
 
 class Backoff:
-    """The failures in a node's rounds. `bucket`: its own. `round_seconds`: planned length of a round. `now` returns the
-    chain's current round, which may be ahead of the state's; it may raise ChainError."""
+    """The failures in a node's rounds. `bucket`: its own. `round_seconds`: planned length of a round."""
 
-    def __init__(self, bucket: Bucket, round_seconds: float, now: Callable[[], int], time: Time) -> None:
-        self._bucket, self._now, self._time = bucket, now, time
+    def __init__(self, bucket: Bucket, round_seconds: float, troubles: Troubles, time: Time) -> None:
+        self._bucket, self._troubles, self._time = bucket, troubles, time
         self._longest = max(PAUSE_SECONDS, LONGEST_PAUSE * round_seconds)
         self._try_seconds = min(_TRY_SECONDS, self._longest)  # a store that hangs must not cost the round's deadlines
-        self._pause = PAUSE_SECONDS
-        self._told = self._since = -1
-        """The last round in which we said that our bucket takes no writes; the first one of these without a break."""
+        self._pause, self._last = PAUSE_SECONDS, ""
+        """The last pause, and the cause before it."""
+        self._failed = False
+        """Whether something has failed in this round that did not break it off."""
 
     def pause_after(self, round: int, fault: ChainError | StorageError) -> None:
-        """Log the failure and pause before the next try. While our own bucket takes no writes, pauses grow, and it is
-        logged once a round."""
-        before = self._told
-        if self.refused(fault):
-            same = before == self._told
-            self._pause = min(2 * self._pause, self._longest) if same else PAUSE_SECONDS
-        else:
-            self._pause = PAUSE_SECONDS
-            logger.warning("round {round} broke off: {fault}", round=round, fault=str(fault))
+        """Say why the round broke off, and pause before the next try: the longer, the oftener one cause has come."""
+        cause = self.failed(round, fault)
+        self._pause = min(2 * self._pause, self._longest) if cause == self._last else PAUSE_SECONDS
+        self._last = cause
         self._time.sleep(self._pause)
 
-    def refused(self, fault: ChainError | StorageError) -> bool:
-        """Whether our own bucket takes no writes, after this fault; logged once a round."""
-        why = self._why_not() if isinstance(fault, StorageError) else None
-        if why is None:
-            return False
-        try:
-            round = self._now()
-        except ChainError:
-            return True
-        if round == self._told:
-            return True
-        self._since = self._since if self._told == round - 1 else round
-        self._told = round
-        logger.error(
-            "round {round}: our own bucket takes no writes ({fault}), so this round is lost, as are all since round "
-            "{since}. Peers get nothing from this node, and nothing is paid. What to mend: murmur doctor. The node "
-            "goes on by itself once it is",
-            round=round,
-            fault=str(why),
-            since=self._since,
-        )
-        return True
+    def failed(self, round: int, fault: ChainError | StorageError) -> str:
+        """Say why something failed; return the cause."""
+        trouble = self._why(fault)
+        self.tell(round, trouble)
+        return trouble.cause
 
-    def _why_not(self) -> StorageError | None:
-        """Return why our own bucket takes no write; None when it does: the fault may have been another's bucket's."""
+    def tell(self, round: int, trouble: Trouble) -> None:
+        """Say what failed in this round."""
+        self._failed = True
+        self._troubles.tell(round, trouble)
+
+    def passed(self, round: int) -> None:
+        """Note that a round was played to its end: what was wrong is mended, unless something failed in it."""
+        if not self._failed:
+            self._last = ""
+            for about in _OURS:
+                self._troubles.mended(round, about)
+            self._troubles.mended(round, About.CHAIN, *_CALLS)
+        self._failed = False
+
+    def _why(self, fault: ChainError | StorageError) -> Trouble:
+        """Return the cause. A StorageError may be of our own bucket or of another's: ours shows by a trial write."""
+        if isinstance(fault, ChainError):
+            return of_chain(fault)
         try:
             self._bucket.put(keys.trial(), bytes(32), timeout_seconds=self._try_seconds)
-        except StorageError as fault:
-            return fault
+        except StorageError as own:
+            return of_own_bucket(own)
         with suppress(StorageError):
             self._bucket.delete(keys.trial(), timeout_seconds=self._try_seconds)
-        return None
+        return Trouble("broke_off", str(fault))

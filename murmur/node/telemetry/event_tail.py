@@ -4,7 +4,7 @@ The file is read from its end, since it grows with the run. Apart from it only t
 the network down.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -12,6 +12,7 @@ from typing import Any
 
 from murmur.node.config.run_file import saved_runs
 from murmur.node.telemetry.events import last_events
+from murmur.node.telemetry.trouble import Standing, Trouble, sentence
 from murmur.protocol.run import Run
 
 Event = Mapping[str, Any]
@@ -27,22 +28,18 @@ FALLBACK_SECONDS = 3600.0
 FREE_BYTES = 2 << 30
 TOLD = ("round_outcome", "judged")
 _FAULTS = {
-    "interrupted": "round {round} broke off: {fault}",
-    "not_followed": "round {round} could not be followed and was skipped: {reason}",
     "damaged": "the disk has damaged saved files of round {round}: {lost}",
     "unobserved": "round {round} was not observed ({why})",
-    "weights_not_taken": "the chain refused the weights of round {round}: {code}",
-    "weights_refused": "the weights of round {round} are not on chain as they were set",
     "commitment_dropped": "a fork dropped the commitment of round {round}",
 }
-"""Texts for events that report a fault."""
+"""Texts for events of a round that went wrong, and is over."""
 
 
 @dataclass(frozen=True)
 class EventTail:
     """The recent events of one node. `rounds`: the last ones reported, oldest first. `faults`: faults since the oldest
-    of them, newest last. `seconds`: planned length of a round. `stopped`: how it stopped, unless it has started
-    again."""
+    of them, newest last. `seconds`: planned length of a round. `stopped`: how it stopped, unless it has started again.
+    `standing`: the troubles that it has said, as events. `hotkey`: its SS58 address."""
 
     name: str
     run: Run | None
@@ -52,6 +49,8 @@ class EventTail:
     seconds: float
     free_bytes: int
     stopped: Event | None = None
+    standing: tuple[Event, ...] = ()
+    hotkey: str | None = None
 
     @property
     def on_request(self) -> bool:
@@ -63,32 +62,40 @@ class EventTail:
         """Whether it contributed or judged in one of its last rounds."""
         return any(_counts(event) for event in self.rounds)
 
-    def unwell(self, now: float) -> Iterator[str]:
+    def unwell(self, now: float) -> Iterator[Trouble]:
         """Yield why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or reports nothing
         more."""
         if self.newest is None:
-            yield "it has not done anything yet: read its log"
+            yield Trouble("never_began")
             return
         if self.stopped is not None:
-            yield "it was stopped on request" if self.on_request else f"it has stopped: {self.stopped['fault']}"
+            yield Trouble("stopped", "on request" if self.on_request else str(self.stopped["fault"]))
             return
         # During a node's first training it has not reported a round: then any event is a sign of life.
         last = self.rounds[-1] if self.rounds else self.newest
         silent = now - last["time"]
         if silent < -CLOCK_SECONDS:
-            yield f"its last event lies {-silent / 60:.0f} minutes in the future: this machine's clock was set back"
+            seen = f"its last event lies {-silent / 60:.0f} minutes in the future, so the clock was set back"
+            yield Trouble("clock_wrong", seen)
         if silent > SILENT_ROUNDS * self.seconds:
-            yield f"no round has ended for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}: does it run?"
+            seen = f"no round has ended for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}"
+            yield Trouble("silent", seen)
         if len(self.rounds) == LATELY_ROUNDS and not self.counted:
             outcomes = ", ".join(sorted({str(event.get("outcome", "not observed")) for event in self.rounds}))
-            yield f"none of its work counted in its last {LATELY_ROUNDS} rounds: {outcomes}"
+            yield Trouble("not_counting", f"the last {LATELY_ROUNDS}: {outcomes}")
+
+    def troubles(self, now: float) -> list[Event]:
+        """Return what keeps it from its work as of `now`: what it says itself, and what only shows from outside."""
+        found = list(self.standing)
+        if not self.on_request:
+            found += [trouble.fields() for trouble in self.unwell(now)]
+        if self.free_bytes < FREE_BYTES and not any(one["cause"] == "disk_low" for one in found):
+            found.append(Trouble("disk_low", f"{self.free_bytes / 1e9:.1f} GB left").fields())
+        return found
 
     def wrong(self, now: float) -> Iterator[str]:
         """Yield all that is wrong as of `now`, one line each."""
-        if not self.on_request:
-            yield from self.unwell(now)
-        if self.free_bytes < FREE_BYTES:
-            yield f"its disk has {self.free_bytes / 1e9:.1f} GB left"
+        yield from map(sentence, self.troubles(now))
         yield from self.faults
 
 
@@ -96,7 +103,7 @@ def read_event_tail(home: Path) -> EventTail:
     """Read the last events of the node in `home`."""
     runs = saved_runs(home)
     run = runs[0] if runs else None
-    events = list(last_events(home / "events.jsonl"))
+    events = _of_one_run(last_events(home / "events.jsonl"))
     rounds = {event["round"]: event for event in events if event["event"] in TOLD}
     told = [rounds[round] for round in sorted(rounds)[-LATELY_ROUNDS:]]
     since = told[0]["round"] if told else -1
@@ -105,6 +112,9 @@ def read_event_tail(home: Path) -> EventTail:
         for event in events
         if event["event"] in _FAULTS and event["round"] >= since
     }
+    standing = Standing()
+    for event in events:
+        standing.take(event)
     clock = run.first.clock if run is not None else None
     life = next((event for event in reversed(events) if event["event"] in ("started", "stopped")), None)
     return EventTail(
@@ -116,7 +126,21 @@ def read_event_tail(home: Path) -> EventTail:
         clock.round_blocks * clock.block_seconds if clock is not None else FALLBACK_SECONDS,
         disk_usage(home).free,
         life if life is not None and life["event"] == "stopped" else None,
+        tuple(standing.now()),
+        next((str(event["hotkey"]) for event in reversed(events) if "hotkey" in event), None),
     )
+
+
+def _of_one_run(events: Iterable[Event]) -> list[Event]:
+    """Return the events of the run that the node followed last: a home may have joined another run before."""
+    found: list[Event] = []
+    run = None
+    for event in events:
+        if event.get("event") == "started" and (other := event.get("run")) != run:
+            # What was told before the first start is of the same run: it belongs to this start's checks.
+            found, run = (found if run is None else []), other
+        found.append(event)
+    return found
 
 
 def _counts(event: Event) -> bool:

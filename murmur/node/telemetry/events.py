@@ -14,6 +14,8 @@ from typing import Any, Self
 from murmur.protocol.ports import Time
 from storage.realtime import REAL
 
+EVENTS = "events.jsonl"
+"""Their file in a node's home."""
 SHORTEST_SECONDS = 1e-3
 TAIL_BYTES = 8 << 20
 

@@ -14,6 +14,7 @@ from loguru import logger
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
 from prometheus_client.core import CounterMetricFamily
 
+from murmur.node.telemetry.trouble import Standing
 from murmur.protocol.errors import ConfigError
 from storage.transport import TRAFFIC
 
@@ -31,6 +32,8 @@ FAULTS = (
     "update_returned",
     "diverged",
 )
+TROUBLE_LABELS = ("about", "cause", "owner", "says", "costs", "do")
+"""Constant words of a cause (murmur/node/telemetry/causes.py): an alert shows them."""
 GUESSES = ("right", "wrong")
 ROUND_PLANNED = "planned length of a round; where none is planned, the longest of the last four"
 ROUND_TIMESTAMP = "when a decision was last applied; before the first one, when the node began"
@@ -72,6 +75,10 @@ class Metrics:
         for counter, kinds in ((self._faults, FAULTS), (self._guesses, GUESSES)):
             for kind in kinds:  # start at 0: Prometheus sees no increase in a counter that begins at 1
                 counter.labels(kind)
+        self._troubles = Gauge(
+            "murmur_trouble", "1 for what keeps the node from its work", TROUBLE_LABELS, registry=self.registry
+        )
+        self._standing = Standing()
         self._error = Info("murmur_last_error", "the last warning or error of the log", registry=self.registry)
         self._error.info({"message": ""})
         self._missed = 0
@@ -113,7 +120,12 @@ class Metrics:
 
     def _show(self, event: Mapping[str, Any]) -> None:
         kind, round = event["event"], event["round"]
-        if kind in ("round_outcome", "judged"):
+        if kind in ("trouble", "mended", "started"):
+            self._standing.take(event)
+            self._troubles.clear()
+            for trouble in self._standing.now():
+                self._troubles.labels(*(trouble[name] for name in TROUBLE_LABELS)).set(1)
+        elif kind in ("round_outcome", "judged"):
             self._told(event)
         elif kind == "applied":
             self._gauge("round", "the last round whose decision was applied").set(round)

@@ -54,6 +54,10 @@ class Follower(ABC):
         """Return whether the run is over."""
         return False
 
+    def troubles(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """Return what is wrong with what the run depends on, with its name."""
+        return ()
+
     def taken(self, node: str, event: Mapping[str, Any]) -> int:
         """Note an event that was folded; return its bytes, if it is a large one."""
         return 0
@@ -91,7 +95,8 @@ class Follower(ABC):
                 f"The page stopped reading the {self.what}, by a fault of its own: see the terminal. Start the page "
                 "again."
             )
-        return Stage(self.waits_for(), self.ended(), time.monotonic() - self._grew, trouble)
+        silent = time.monotonic() - self._grew
+        return Stage(self.waits_for(), self.ended(), silent, trouble, troubles=self.troubles())
 
     def grew(self) -> None:
         """Note a sign of life."""

@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from murmur.node.chain.head_watch import HeadWatch
 from murmur.node.observe.history import HISTORY_ROUNDS, History, HistoryEvent
 from murmur.node.observe.opened_network import OpenedNetwork
+from murmur.node.telemetry.trouble import Trouble
 from murmur.page.evaluations import Evaluations, in_home
 from murmur.page.live.follower import SHORTEST_LOOK_SECONDS, Follower
 from murmur.page.source import PORTION_BYTES
@@ -36,6 +38,9 @@ class Network(Follower):
         self._rows: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._rows_bytes = 0
         self._head = -1
+        self._watch: HeadWatch | None = None
+        self._wrong: Trouble | None = None
+        """What is wrong with the chain's head."""
 
     def open(self) -> None:
         """See Follower."""
@@ -126,6 +131,15 @@ class Network(Follower):
             close()
 
     def _seen(self, history: History) -> None:
-        if history.head is not None and history.head.block > self._head:
+        if history.head is None:
+            return
+        if self._watch is None:
+            self._watch = HeadWatch(history.run.first.clock.block_seconds, history.ports.time, history.ports.store_time)
+        there = self._there
+        self._wrong = self._watch.look(history.head) if there is not None and not there.recorded else None
+        if history.head.block > self._head:
             self._head = history.head.block
             self.grew()
+
+    def troubles(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        return (("the chain", self._wrong.fields()),) if self._wrong is not None else ()

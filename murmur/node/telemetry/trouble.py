@@ -1,0 +1,150 @@
+"""What keeps a node from its work.
+
+The node derives its troubles itself, once, and writes them as events. Log, `murmur status`, `doctor` and `explain`, the
+page, metrics and alerts show the same words (murmur/node/telemetry/causes.py). An event carries them whole, so that a
+reader needs no table.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from loguru import logger
+
+from murmur.node.telemetry.causes import CAUSES, About, Cause, Owner
+from murmur.protocol.errors import ChainError, StorageCause, StorageError
+from murmur.protocol.ports import Time
+
+Emit = Callable[..., None]
+"""Takes an event: its kind, its round, and fields by name (Events.emit)."""
+
+_REFUSALS = {
+    "AccountNotAllowedCommit": "not_registered",
+    "HotKeyNotRegisteredInSubNet": "not_registered",
+    "SpaceLimitExceeded": "posts_used_up",
+    "Payment": "no_money",
+}
+"""The chain's names of refusals -> our causes."""
+_BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {
+    StorageCause.CLOCK: "clock_wrong",
+    StorageCause.NO_BUCKET: "bucket_missing",
+}
+_WHOSE = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One trouble: a cause, and what was seen of it, in our own words and numbers."""
+
+    cause: str
+    detail: str = ""
+
+    @property
+    def of(self) -> Cause:
+        return CAUSES[self.cause]
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as an event's fields."""
+        of = self.of
+        return {
+            "about": of.about,
+            "cause": self.cause,
+            "owner": of.owner,
+            "says": of.says,
+            "detail": self.detail,
+            "costs": of.costs,
+            "do": of.do,
+        }
+
+    def __str__(self) -> str:
+        return sentence(self.fields())
+
+
+def of_own_bucket(fault: StorageError) -> Trouble:
+    """Return the trouble that this fault of our own bucket shows."""
+    return Trouble(_BY_STORE[fault.cause] if fault.cause is not None else "bucket_fails", str(fault))
+
+
+def of_chain(fault: ChainError) -> Trouble:
+    """Return the trouble that this fault of the chain shows: a refusal by name, or no answer."""
+    if fault.code is None:
+        return Trouble("chain_silent", str(fault))
+    return Trouble(_REFUSALS.get(fault.code, "chain_refuses"), str(fault))
+
+
+def sentence(fields: Mapping[str, Any]) -> str:
+    """Return a trouble's fields as one line for people: what, whose, cost, remedy."""
+    seen = f" ({fields['detail']})" if fields["detail"] else ""
+    whose = _WHOSE.get(fields["owner"], f"{fields['owner']}'s to mend, not yours")
+    return f"{fields['says']}{seen}; {whose}. It costs: {fields['costs']}. Do: {fields['do']}"
+
+
+class Standing:
+    """The troubles of one node, as its events tell them, one process after another."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Mapping[str, Any]] = {}
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the next event of any kind. A start begins anew: what still holds is said again."""
+        kind = event.get("event")
+        if kind == "started":
+            self._found.clear()
+        elif kind == "mended":
+            self._found.pop(str(event.get("about")), None)
+        elif kind == "trouble" and event.keys() >= FIELDS:
+            self._found[str(event["about"])] = event
+
+    def now(self) -> list[Mapping[str, Any]]:
+        """Return them as their events, the one that was said first first."""
+        return sorted(self._found.values(), key=lambda event: str(event.get("time")))
+
+
+FIELDS = frozenset(Trouble("stopped").fields())
+
+
+class Troubles:
+    """The troubles of a running node. Each is logged and emitted when it begins, and again once a planned round while
+    it lasts; its end is, too. Thread-safe."""
+
+    def __init__(self, emit: Emit, round_seconds: float, time: Time) -> None:
+        self._emit, self._again, self._time = emit, round_seconds, time
+        self._lock = Lock()
+        self._here: dict[About, tuple[Trouble, float]] = {}
+        """What there is, and when it was said last."""
+
+    def tell(self, round: int, trouble: Trouble) -> None:
+        """Say that this is so now."""
+        about = trouble.of.about
+        with self._lock:
+            now = self._time.now()
+            before = self._here.get(about)
+            if before is not None and before[0].cause == trouble.cause and now < before[1] + self._again:
+                return
+            self._here[about] = trouble, now
+        self._emit("trouble", round, **trouble.fields())
+        level = "ERROR" if trouble.of.owner is Owner.YOU else "WARNING"
+        logger.log(level, "round {round}: {trouble}", round=round, trouble=str(trouble))
+
+    def mended(self, round: int, about: About, *causes: str) -> None:
+        """Say that there is no trouble about this any more; with `causes`, none of these."""
+        with self._lock:
+            before = self._here.get(about)
+            if before is None or (causes and before[0].cause not in causes):
+                return
+            del self._here[about]
+        self._emit("mended", round, about=about, cause=before[0].cause)
+        logger.info("round {round}: mended: {says}", round=round, says=before[0].of.says)
+
+    def look(self, round: int, about: About, trouble: Trouble | None) -> None:
+        """Say which trouble there is about this now, or that there is none."""
+        if trouble is None:
+            self.mended(round, about)
+        else:
+            self.tell(round, trouble)
+
+    def now(self) -> list[Trouble]:
+        """Return what there is."""
+        with self._lock:
+            return [trouble for trouble, _ in self._here.values()]
