@@ -116,10 +116,11 @@ def _answered(verb: str, status: int, code: str, date: str | None) -> StorageErr
     if (cause := _CODES.get(code) or _STATUSES.get(status)) is not None:
         kind, why = _MEANINGS[cause]
         why = _BUSY if status == 503 and code not in _CODES else why
-        return _because(cause, kind(f"{verb}: {why} ({status})"))
+        return _because(cause, kind(f"{verb}: {why} ({status})"), f"{verb}: {status}")
     if status in (401, 403, 405):  # 405: from a file server that allows no changes
         cause, why = _why_denied(status, code, date)
-        return _because(cause, AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None))
+        seen = "" if cause is StorageCause.CLOCK else f"{verb}: {status}"
+        return _because(cause, AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None), seen)
     if status == 404:
         if code == "NoSuchBucket":
             return BucketMissing(f"{verb}: {NO_BUCKET}")
@@ -135,8 +136,8 @@ def _answered(verb: str, status: int, code: str, date: str | None) -> StorageErr
 E = TypeVar("E", bound=StorageError)
 
 
-def _because(cause: StorageCause, error: E) -> E:
-    error.cause = cause
+def _because(cause: StorageCause, error: E, seen: str = "") -> E:
+    error.cause, error.seen = cause, seen
     return error
 
 

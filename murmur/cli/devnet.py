@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from murmur.lab.localnet.gates.kinds import CLOCK, KINDS, parse_fault, write_faults
+from murmur.lab.localnet.gates.kinds import CLOCK, EVERYBODY, KINDS, parse_fault, write_faults
 from murmur.node.program.process import new_folder
 from murmur.protocol.errors import ConfigError
 
@@ -59,7 +59,9 @@ def run(options: argparse.Namespace) -> int:
     if not 0.1 <= options.block_seconds <= 60:
         raise ConfigError(f"--block-seconds is {options.block_seconds}, expected 0.1 to 60")
     faults = None if options.fault is None else [parse_fault(text) for text in options.fault if text != "none"]
-    nodes = [f"{role}-{i}" for role in ("validator", "miner") for i in range(1, getattr(options, f"{role}s") + 1)]
+    nodes = ["owner"] + [
+        f"{role}-{i}" for role in ("validator", "miner") for i in range(1, getattr(options, f"{role}s") + 1)
+    ]
     if unknown := [node for node, _ in faults or () if node not in nodes]:
         raise ConfigError(f"--fault names {unknown[0][:80]}, but the nodes are {', '.join(nodes)}")
     from murmur.cli.localnet import Stop
@@ -99,13 +101,13 @@ def _serve(plan: "Plan", processes: "Processes", faults: list[tuple[str, str]] |
         url, store = ground.devnet.url, ground.store
         skip_epoch(ground.devnet, ground.wallets["owner"])
         await_permits(ground.devnet, ground.wallets, plan.names(), say, plan.block_seconds)
-        owner = configured_owner(plan, url, store)
         roles = {name: role for name, (role, _) in plan.names().items() if role != "owner"}
-        ways = dict.fromkeys(roles, (url, store))
+        ways = dict.fromkeys(plan.names(), (url, store))
         if faults is not None:
             write_faults(folder / FAULTS, faults)
-            gates = stack.enter_context(closing(Gates(url, store, [*roles], folder / FAULTS)))
-            ways = {name: (gates.chain(name), gates.store(name)) for name in roles}
+            gates = stack.enter_context(closing(Gates(url, store, [*ways], folder / FAULTS)))
+            ways = {name: (gates.chain(name), gates.store(name)) for name in ways}
+        owner = configured_owner(plan, *ways["owner"])
         nodes = [configured(plan, n, role, None, ground.wallets[n], *ways[n], None) for n, role in roles.items()]
         tell_metrics(plan, nodes)
         stack.enter_context(closing(Recorder(store, folder, MOST_RECORDED_BYTES)))

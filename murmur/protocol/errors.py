@@ -81,9 +81,11 @@ class StorageCause(StrEnum):
 
 
 class StorageError(MurmurError):
-    """A bucket failed: unreachable, slow, broken body, 5xx. `cause`: why, where the store has shown it."""
+    """A bucket failed: unreachable, slow, broken body, 5xx. `cause`: why, where the store has shown it. `seen`: request
+    and status alone, for who names the cause."""
 
     cause: StorageCause | None = None
+    seen: str = ""
 
 
 class ObjectMissing(StorageError):

@@ -234,6 +234,7 @@ class Miner:
                 if self.node.head() < self.node.clock.commit_deadline(round) and self.stands(
                     self.commitment(round, sealed)
                 ):
+                    self.outcomes.margins.pop(round, None)
                     self.node.post(None)
                 raise
             logger.debug(
@@ -306,7 +307,7 @@ class Miner:
         """Whether our slot holds what another process has posted, after ours of `block`. A fork leaves an older
         statement."""
         me = self.node.registered()
-        return me is not None and me.slot is not None and me.slot.block > block
+        return me is not None and me.slot is not None and me.slot.statement is not None and me.slot.block > block
 
     def counts(self, round: int, sealed: SealedRound) -> bool:
         """Whether our commitment is in the state of the commit deadline, which all nodes read: a second post of ours

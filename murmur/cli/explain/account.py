@@ -3,13 +3,14 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from pathlib import Path
 
 from gauntlet.account import account, outcome
 from gauntlet.agreement import mirrors
 from murmur.cli import network
+from murmur.node.config.settings import home
 from murmur.node.fetch.reports import Reports
 from murmur.node.fetch.sources import Sources
 from murmur.node.observe.opened_network import OpenedNetwork
@@ -26,7 +27,19 @@ SHOWN_IN_FULL = 2
 
 
 def show(miner: str, options: argparse.Namespace) -> int:
-    """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator reports on it."""
+    """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator reports on it.
+
+    Where the chain does not answer, its own node may say why, if its home is on this machine."""
+    try:
+        return _show(miner, options)
+    except ChainError:
+        if options.run is not None or not (own := _told_here(home(network.named("murmur explain", options)), miner)):
+            raise
+    sys.stdout.write("the chain does not answer, so nobody's reports can be found\n" + "\n".join(own) + "\n")
+    return 1
+
+
+def _show(miner: str, options: argparse.Namespace) -> int:
     there = network.open_network("murmur explain", options)
     peer = there.peer(miner, "MINER")
     chain, run = there.ports.chain, there.run
@@ -55,7 +68,8 @@ def show(miner: str, options: argparse.Namespace) -> int:
             lines.append(f"  {on_chain(chain, head, validator, mine)}")
         else:
             lines.append(f"  {outcome(report.rows[peer], report.after.peers.get(peer), spec)}")
-    own = [f"its node here: {sentence(one)}" for one in _own_troubles(there, peer)]
+    homes = sorted(there.home.glob("nodes/*")) if there.recorded else [there.home]
+    own = [line for place in homes for line in _told_here(place, hotkey(peer))]
     if not found:
         raise ConfigError("\n".join([f"{there.called(peer)}: {_unreported(mine, counted)}", *own]))
     lines += [""] * bool(own) + own
@@ -84,11 +98,10 @@ def _unreported(mine: Peer | None, counted: Sequence[PeerId]) -> str:
     )
 
 
-def _own_troubles(there: OpenedNetwork, peer: PeerId) -> list[Mapping[str, Any]]:
-    """Return what the hotkey's own node says that keeps it from its work, where its home is on this machine."""
-    homes = sorted(there.home.glob("nodes/*")) if there.recorded else [there.home]
-    tails = (read_event_tail(home) for home in homes if (home / "events.jsonl").exists())
-    return [one for tail in tails if tail.hotkey == hotkey(peer) for one in tail.troubles(time.time())]
+def _told_here(home: Path, address: str) -> list[str]:
+    """Return what the node in `home` says that keeps it from its work, if it is this hotkey's."""
+    tail = read_event_tail(home)
+    return [f"its node here: {sentence(one)}" for one in tail.troubles(time.time())] if tail.hotkey == address else []
 
 
 def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) -> str:

@@ -36,6 +36,8 @@ class Author:
         self.codec = codec
         self.state = state
         self.finality_lag_blocks = finality_lag_blocks
+        self.reveals = True
+        """Whether sealed weights are opened when they are due."""
         self.on_block: Callable[[Block], None] = lambda block: None
         self.on_final: Callable[[Block], None] = lambda block: None
         self.netuid = 0
@@ -136,7 +138,8 @@ class Author:
         # Time always advances between blocks, whatever the machine's clock does.
         milliseconds = max(self._milliseconds(), storage.get("Timestamp.Now") + 1)
         taken, invalid = ([], []) if empty else self.pool.take(number)
-        raw, included, left_out = execute_block(storage, self.netuid, number, milliseconds, taken, self._beacon_key)
+        key = self._beacon_key if self.reveals else None
+        raw, included, left_out = execute_block(storage, self.netuid, number, milliseconds, taken, key)
         invalid += left_out
         leaving = [extrinsic.data for extrinsic in (*included, *invalid)]
         parent_root = bytes.fromhex(parent.header["stateRoot"][2:])

@@ -21,15 +21,16 @@ EMISSION_PER_BLOCK_RAO = 10**9
 _MILLI = 1000
 
 
-def begin_block(storage: Storage, events: Events, netuid: int, block: int, private_key: bytes) -> None:
+def begin_block(storage: Storage, events: Events, netuid: int, block: int, private_key: bytes | None) -> None:
     """Update the subnet before a block's calls: accrue emission, and run the epoch when it is due. Before the epoch,
-    the commits that it reveals are opened with the devnet's key."""
+    the commits that it reveals are opened with the devnet's key, if there is one."""
     _accrue(storage, netuid)
     since = block - storage.get("LastEpochBlock", netuid)
     due = since >= storage.get("Tempo", netuid) > 0
     if due:
         index = storage.get("SubnetEpochIndex", netuid) + 1
-        reveal(storage, events, netuid, block, index, private_key)
+        if private_key is not None:
+            reveal(storage, events, netuid, block, index, private_key)
         _run(storage, netuid, block)
         storage.put("LastEpochBlock", netuid, value=block)
         storage.put("LastMechansimStepBlock", netuid, value=block)

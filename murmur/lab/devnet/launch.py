@@ -131,6 +131,10 @@ class Admin:
         """Make finality trail the head by this lag from the next block on; a huge lag is a stall."""
         return self._info("devnet_finality", lag_blocks)
 
+    def reveals(self, reveals: bool) -> dict[str, Any]:
+        """Whether sealed weights are opened when they are due, from the next block on."""
+        return self._info("devnet_reveals", reveals)
+
     def info(self) -> dict[str, Any]:
         return self._info("devnet_info")
 

@@ -85,7 +85,7 @@ def execute_block(
     number: int,
     milliseconds: int,
     extrinsics: list[Extrinsic],
-    beacon_key: bytes,
+    beacon_key: bytes | None,
 ) -> tuple[list[bytes], list[Extrinsic], list[Extrinsic]]:
     """Apply block `number` to `storage`. Return the block's raw extrinsics, the timestamp inherent first; the included
     extrinsics; and those left out because an earlier one made them invalid.

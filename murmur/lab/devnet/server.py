@@ -114,6 +114,7 @@ class Server:
             "devnet_finality": self._finality,
             "devnet_info": self.info,
             "devnet_reorg": self._reorg,
+            "devnet_reveals": self._reveals,
             "devnet_step": self._step,
         }
         self._subscriptions: dict[str, Callable[..., None]] = {
@@ -336,6 +337,11 @@ class Server:
     def _finality(self, lag_blocks: int) -> dict[str, Any]:
         """Change how far finality trails the head from the next block on; a large lag is a stall."""
         self._author.finality_lag_blocks = _number(lag_blocks)
+        return self.info()
+
+    def _reveals(self, reveals: bool) -> dict[str, Any]:
+        """Open sealed weights when they are due, or let them lie."""
+        self._author.reveals = bool(reveals)
         return self.info()
 
     def info(self) -> dict[str, Any]:

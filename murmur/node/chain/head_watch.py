@@ -14,6 +14,8 @@ from murmur.protocol.types import Header
 
 STILL_BLOCKS, STILL_SECONDS = 10, 30.0
 """A head that stands for so many blocks' time, and for so long, is told."""
+STILL_SHARE = 0.5
+"""An old head that has stood for this share of its age stands still; a lagging one moves on."""
 OLD_BLOCKS, OLD_SECONDS = 6, 20.0
 """A final block is two or three blocks old on a chain in order. An older one, by both, is told."""
 CLOCK_SECONDS = 60.0
@@ -36,10 +38,11 @@ class HeadWatch:
         now = self._time.now()
         if head.block > self._block:
             self._block, self._moved_at = head.block, now
-        stands = now - self._moved_at
-        if stands > self._still:
+        if head.block < self._block:
+            return Trouble("chain_behind", f"it shows block {head.block} as final, after block {self._block}")
+        stands, age = now - self._moved_at, self._time.wall() - head.time
+        if stands > self._still or (age > self._old and stands > STILL_SHARE * age):
             return Trouble("chain_halted", f"block {self._block} has been the last one for {stands:.0f} s")
-        age = self._time.wall() - head.time
         if -CLOCK_SECONDS <= age <= self._old:
             return None
         off = self._off()

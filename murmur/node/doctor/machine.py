@@ -18,6 +18,7 @@ from murmur.node.fetch.room import taken_bytes
 from murmur.node.state.store import STATE
 from murmur.node.sync.dataset import DATA
 from murmur.node.telemetry.event_tail import read_event_tail
+from murmur.node.telemetry.trouble import seen
 from murmur.protocol.errors import StorageError
 from murmur.protocol.spec import TrainingSpec
 from murmur.training.memory import disk_parts, trainer_disk
@@ -62,9 +63,8 @@ def node(examined: ExaminedNode) -> str:
     tail = read_event_tail(examined.home)
     if tail.newest is None or tail.on_request:
         return "no node runs here now" if tail.newest is None else "the node here was stopped on request"
-    for one in tail.troubles(examined.time.wall()):
-        seen = f" ({one['detail']})" if one["detail"] else ""
-        raise FailedCheck(f"{one['says']}{seen}. It costs: {one['costs']}", f"by {one['owner']}: {one['do']}")
+    if found := tail.troubles(examined.time.wall()):
+        raise FailedCheck("; ".join(map(seen, found)), "; ".join(f"by {one['owner']}: {one['do']}" for one in found))
     return f"the node here says nothing is wrong in round {tail.newest['round']}"
 
 

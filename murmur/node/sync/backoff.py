@@ -19,6 +19,7 @@ LONGEST_PAUSE = 0.05
 _TRY_SECONDS = 10.0
 _OURS = (About.BUCKET, About.WORK, About.HOTKEY)
 """What a whole round proves to be in order."""
+_DELAYS = (About.CHAIN, About.CLOCK, About.BUCKET)
 _CALLS = ("chain_refuses", "posts_used_up", "not_registered", "no_money")
 """Refusals of the chain, which a whole round proves to be over."""
 
@@ -49,9 +50,11 @@ class Backoff:
         return trouble.cause
 
     def tell(self, round: int, trouble: Trouble) -> None:
-        """Say what failed in this round."""
+        """Say what failed in this round. Work that is late while the chain or the bucket is in trouble, or the clock,
+        is late because of that."""
         self._failed = True
-        self._troubles.tell(round, trouble)
+        if trouble.cause != "too_slow" or not self._troubles.any(*_DELAYS):
+            self._troubles.tell(round, trouble)
 
     def passed(self, round: int) -> None:
         """Note that a round was played to its end: what was wrong is mended, unless something failed in it."""

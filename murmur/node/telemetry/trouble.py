@@ -63,7 +63,9 @@ class Trouble:
 
 def of_own_bucket(fault: StorageError) -> Trouble:
     """Return the trouble that this fault of our own bucket shows."""
-    return Trouble(_BY_STORE[fault.cause] if fault.cause is not None else "bucket_fails", str(fault))
+    if fault.cause is None:
+        return Trouble("bucket_fails", str(fault))
+    return Trouble(_BY_STORE[fault.cause], fault.seen or str(fault))
 
 
 def of_chain(fault: ChainError) -> Trouble:
@@ -73,11 +75,15 @@ def of_chain(fault: ChainError) -> Trouble:
     return Trouble(_REFUSALS.get(fault.code, "chain_refuses"), str(fault))
 
 
+def seen(fields: Mapping[str, Any]) -> str:
+    """Return what a trouble's fields say is so."""
+    return f"{fields['says']} ({fields['detail']})" if fields["detail"] else str(fields["says"])
+
+
 def sentence(fields: Mapping[str, Any]) -> str:
     """Return a trouble's fields as one line for people: what, whose, cost, remedy."""
-    seen = f" ({fields['detail']})" if fields["detail"] else ""
     whose = _WHOSE.get(fields["owner"], f"{fields['owner']}'s to mend, not yours")
-    return f"{fields['says']}{seen}; {whose}. It costs: {fields['costs']}. Do: {fields['do']}"
+    return f"{seen(fields)}; {whose}. It costs: {fields['costs']}. Do: {fields['do']}"
 
 
 class Standing:
@@ -144,7 +150,7 @@ class Troubles:
         else:
             self.tell(round, trouble)
 
-    def now(self) -> list[Trouble]:
-        """Return what there is."""
+    def any(self, *abouts: About) -> bool:
+        """Whether there is trouble about one of these."""
         with self._lock:
-            return [trouble for trouble, _ in self._here.values()]
+            return any(about in self._here for about in abouts)

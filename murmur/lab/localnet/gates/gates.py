@@ -15,13 +15,16 @@ from urllib.parse import urlsplit
 
 from websockets.asyncio.server import serve
 
+from murmur.lab.devnet.launch import Admin
 from murmur.lab.localnet.gates.chain_gate import ChainGate, Heads
-from murmur.lab.localnet.gates.kinds import CLOCK_SECONDS, read_faults
+from murmur.lab.localnet.gates.kinds import CLOCK_SECONDS, EVERYBODY, read_faults
 from murmur.lab.localnet.gates.store_gate import HEAD_BYTES, StoreGate
 from murmur.lab.localnet.ports import HOST
 from murmur.lab.localnet.store import StoreReady
 
 READ_SECONDS = 0.2
+HALTED_BLOCKS = 10**6
+"""A lag of finality that no block outlives."""
 
 
 class Gates:
@@ -68,7 +71,7 @@ class Gates:
     async def _serve(self, nodes: list[str], ready: threading.Event) -> None:
         self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
         heads = Heads(self._url)
-        tasks = [asyncio.create_task(work) for work in (heads.follow(), self._set_clocks())]
+        tasks = [asyncio.create_task(work) for work in (heads.follow(), self._set_clocks(), self._steer_chain())]
         parts = urlsplit(self._store.endpoint)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -88,6 +91,18 @@ class Gates:
         await self._done.wait()
         for task in tasks:
             task.cancel()
+
+    async def _steer_chain(self) -> None:
+        """Make the whole chain as the faults say, for ever."""
+        admin, before = Admin(self._url), frozenset[str]()
+        while True:
+            now = self.kinds(EVERYBODY)
+            if "halts" in now ^ before:
+                await asyncio.to_thread(admin.finality, HALTED_BLOCKS if "halts" in now else 0)
+            if "never-reveals" in now ^ before:
+                await asyncio.to_thread(admin.reveals, "never-reveals" not in now)
+            before = now
+            await asyncio.sleep(READ_SECONDS)
 
     async def _set_clocks(self) -> None:
         """Keep the files of the clocks as the faults say, for ever."""

@@ -50,15 +50,25 @@ CLOCK = {
     "clock-ahead": "the node's clock is twenty minutes ahead",
     "clock-behind": "the node's clock is twenty minutes behind",
 }
-KINDS = {kind: fault.what for kind, fault in STORE.items()} | CHAIN | CLOCK
+EVERYBODY = "chain"
+"""In place of a node's name: what the whole chain does."""
+WHOLE = {
+    "halts": "no block becomes final any more",
+    "never-reveals": "sealed weights are not opened when they are due",
+}
+KINDS = {kind: fault.what for kind, fault in STORE.items()} | CHAIN | CLOCK | WHOLE
 """kind -> what it is."""
 
 
 def parse_fault(text: str) -> tuple[str, str]:
     """Return node and kind of NODE:KIND. Raises ConfigError."""
     node, _, kind = text.rpartition(":")
-    if not node or kind not in KINDS:
-        raise ConfigError(f"--fault {text[:80]}: expected NODE:KIND, and KIND one of {', '.join(KINDS)}")
+    if not node or kind not in KINDS or (kind in WHOLE) != (node == EVERYBODY):
+        one = ", ".join(kind for kind in KINDS if kind not in WHOLE)
+        raise ConfigError(
+            f"--fault {text[:80]}: expected NODE:KIND, and KIND one of {one}; or {EVERYBODY}:KIND, and KIND one of "
+            + ", ".join(WHOLE)
+        )
     return node, kind
 
 
