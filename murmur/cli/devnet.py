@@ -59,9 +59,9 @@ def run(options: argparse.Namespace) -> int:
     if not 0.1 <= options.block_seconds <= 60:
         raise ConfigError(f"--block-seconds is {options.block_seconds}, expected 0.1 to 60")
     faults = None if options.fault is None else [parse_fault(text) for text in options.fault if text != "none"]
-    nodes = ["owner"] + [
-        f"{role}-{i}" for role in ("validator", "miner") for i in range(1, getattr(options, f"{role}s") + 1)
-    ]
+    counts = {"validator": options.validators, "miner": options.miners}
+    numbered = (f"{role}-{i}" for role, count in counts.items() for i in range(1, count + 1))
+    nodes = [EVERYBODY, "owner", *numbered]
     if unknown := [node for node, _ in faults or () if node not in nodes]:
         raise ConfigError(f"--fault names {unknown[0][:80]}, but the nodes are {', '.join(nodes)}")
     from murmur.cli.localnet import Stop
