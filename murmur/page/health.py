@@ -18,6 +18,7 @@ FALLBACK_SECONDS = 600.0
 RISE = 0.05
 """Nats per token above its best at which a loss counts as rising."""
 
+CAUSES_TOLD = 4
 NAMED = 3
 """Nodes that are named of those with the same trouble."""
 SENTENCE_CHARACTERS = 800
@@ -53,8 +54,8 @@ def _starting(source: PageSource, stage: Stage) -> Told:
         return "waiting", "Stopped on request before its first round was played."
     if stage.waits_for is not None:
         return "waiting", stage.waits_for
-    for trouble in troubled(stage):
-        return "wrong", trouble
+    if stage.troubles:
+        return "wrong", troubled(stage)
     if stage.silent_seconds > _patience(source):
         return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}."
     return "waiting", "Round 0 is being played."
@@ -70,7 +71,8 @@ def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[st
         if len({one.theta[node] for node in theirs}) > 1:
             yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."
     if not (stage.ended or stage.stopped):
-        yield from troubled(stage)
+        if stage.troubles:
+            yield troubled(stage)
         if stage.silent_seconds > _patience(source):
             span = _span(stage.silent_seconds)
             yield f"No round has gone on for {span}. The network was killed, or it is stuck."
@@ -90,18 +92,21 @@ def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[st
         yield f"The held-out loss rises: {losses[-1][0]:.2f} now, {best:.2f} in round {when}."
 
 
-def troubled(stage: Stage) -> Iterator[str]:
-    """Yield what keeps nodes from their work, once for all nodes that have the same, what most have first."""
+def troubled(stage: Stage) -> str:
+    """Return what keeps nodes from their work, a sentence for each cause, what most have first."""
     nodes: dict[str, list[str]] = {}
     first: dict[str, Mapping[str, Any]] = {}
     for node, trouble in stage.troubles:
         cause = str(trouble["cause"])
         nodes.setdefault(cause, []).append(node)
         first.setdefault(cause, trouble)
-    for cause in sorted(nodes, key=lambda cause: -len(nodes[cause])):
+    told = []
+    for cause in sorted(nodes, key=lambda cause: -len(nodes[cause]))[:CAUSES_TOLD]:
         who = nodes[cause]
         some = ", ".join(who[:NAMED]) + (f" and {len(who) - NAMED} more" if len(who) > NAMED else "")
-        yield f"{some}: {sentence(first[cause])[:SENTENCE_CHARACTERS]}."
+        told.append(f"{some}: {sentence(first[cause])[:SENTENCE_CHARACTERS]}.")
+    left = len(nodes) - len(told)
+    return " ".join(told) + (f" And {left} more causes: murmur status names them." if left else "")
 
 
 def _round(one: Round, source: PageSource) -> str:

@@ -56,7 +56,7 @@ block_seconds = {BLOCK_SECONDS}
 [gauntlet]
 contributors = 4
 reserve = 1
-evaluations = 2
+evaluations = 4
 sample_sequences = 8
 """
 
