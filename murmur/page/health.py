@@ -52,10 +52,10 @@ def _starting(source: PageSource, stage: Stage) -> Told:
         return "wrong", "It ended before its first round: the files in logs/ say why."
     if stage.stopped:
         return "waiting", "Stopped on request before its first round was played."
-    if stage.waits_for is not None:
-        return "waiting", stage.waits_for
     if stage.troubles:
         return "wrong", troubled(stage)
+    if stage.waits_for is not None:
+        return "waiting", stage.waits_for
     if stage.silent_seconds > _patience(source):
         return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}."
     return "waiting", "Round 0 is being played."
@@ -97,7 +97,8 @@ def troubled(stage: Stage) -> str:
     nodes: dict[str, list[str]] = {}
     first: dict[str, Mapping[str, Any]] = {}
     for node, trouble in stage.troubles:
-        cause = str(trouble["cause"])
+        # Two nodes that can't start have each their own reason; of a halted chain each has other numbers.
+        cause = str(trouble["detail"] if trouble["about"] == "process" else trouble["cause"])
         nodes.setdefault(cause, []).append(node)
         first.setdefault(cause, trouble)
     told = []

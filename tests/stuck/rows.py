@@ -18,6 +18,8 @@ def _of(node: str, *kinds: tuple[str, str]) -> list[Row]:
 
 
 # A wave's faults begin together, on different nodes, and end together. miner-4 and validator-2 stay whole.
+FAST = "stores-1"
+"""The wave that `make check` plays."""
 WAVES: dict[str, list[Row]] = {
     "stores-1": [
         *_of("miner-1", ("store-full", "bucket_full")),

@@ -17,7 +17,7 @@ from murmur.node.fetch.sources import Sources, sources_as_of
 from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import Timeline
 from murmur.node.telemetry.trouble import Emit, Troubles, of_chain
-from murmur.protocol.errors import ChainError, ConfigError
+from murmur.protocol.errors import ChainError
 from murmur.protocol.messages import encode_slot
 from murmur.protocol.run import Run
 from murmur.protocol.types import Commitment, Header, Peer, Selection, Uid, Vote
@@ -27,8 +27,6 @@ QUIET_SECONDS = 2.0
 LOOK_SECONDS, LOOK_SHARE = 15.0, 0.1
 """A wait for a block is cut into pieces of so long, or of this share of a round if that is longer. After each piece the
 head is looked at: does it advance, and is it new?"""
-NO_FEE = "Payment"
-"""`ChainError.code` of a call whose fee the hotkey's owner cannot pay."""
 RETURN_BLOCKS = 2
 """Statements that a fork has dropped mostly come back by themselves within this many blocks."""
 STALL_SECONDS = 1.0
@@ -196,22 +194,12 @@ class Follower:
             me = self.registered()
             named = me.slot.amendment if me is not None and me.slot is not None else None
             amendment = named or self.run.head
-        return _paid(lambda: self.ports.chain.publish(encode_slot(self.ports.pointer, statement, amendment)))
+        return self.ports.chain.publish(encode_slot(self.ports.pointer, statement, amendment))
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
         """Set our weights; return the block of the set, or of the sealed commit of them."""
-        return _paid(lambda: self.ports.chain.set_weights(weights))
+        return self.ports.chain.set_weights(weights)
 
     def registered(self) -> Peer | None:
         """Return our peer as the chain shows it; None when the hotkey is not registered."""
         return next((peer for peer in self.ports.chain.peers(self.head()) if peer.id == self.me), None)
-
-
-def _paid(call: Callable[[], int]) -> int:
-    """Make a call that may cost a fee. Raises ConfigError if the fee cannot be paid: a retry would not help."""
-    try:
-        return call()
-    except ChainError as fault:
-        if fault.code == NO_FEE:
-            raise ConfigError(str(fault)) from None
-        raise

@@ -3,6 +3,8 @@
 So a restart follows exactly the same run, and needs neither the owner's bucket nor any other node.
 """
 
+import fcntl
+import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from murmur.protocol.spec import parse_spec
 from murmur.protocol.types import Digest
 
 NAME = "run.json"
+LOCK = "lock"
+"""File in a run's folder that its process keeps locked (flock)."""
 
 
 class RunFile:
@@ -49,6 +53,21 @@ class RunFile:
 def folder_of(home: Path, run: Digest) -> Path:
     """Return a node's folder for one run."""
     return home / run.hex()[:16]
+
+
+def is_played(folder: Path) -> bool:
+    """Whether a process holds the lock of a run's folder."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def saved_runs(home: Path) -> list[Run]:

@@ -9,13 +9,14 @@ all of it can be had again, or begun anew. All SQL of a node stands here.
 import fcntl
 import os
 import sqlite3
+import time
 from hashlib import file_digest, sha256
 from pathlib import Path
 
 from loguru import logger
 
 from murmur import files
-from murmur.node.config.run_file import RunFile, folder_of
+from murmur.node.config.run_file import LOCK, RunFile, folder_of
 from murmur.node.state.saved import ADVICE, Saved, decode, encode
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError, DiskFull
 from murmur.protocol.types import Digest
@@ -37,6 +38,10 @@ _OF_THE_MACHINE = {
 """Faults that no change of the file's bytes brings about .."""
 _DISK_IS_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 """.. and those of a full disk among them; the second when its file of shared memory has no room."""
+
+
+LOCK_SECONDS = 0.1
+"""Pause between two tries to lock a folder."""
 
 
 class InUse(ConfigError):
@@ -63,7 +68,7 @@ class StateStore:
         _tighten(self.folder)
         self.run = RunFile(self.folder)
         self._path = self.folder / STATE
-        self._lock = _lock(self.folder / "lock")
+        self._lock = _lock(self.folder / LOCK)
         self._db = self._connect()
         try:
             self._open()
@@ -232,15 +237,19 @@ def _number(path: Path) -> int:
 
 def _lock(path: Path) -> int:
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise InUse(
-            f"another process uses the state folder {path.parent}: two nodes in one would overwrite "
-            "each other's payloads and use the same nonces; stop the other one or choose another --home"
-        ) from None
-    return handle
+    for again in (True, True, True, False):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if again:  # `murmur status` holds it for a moment
+                time.sleep(LOCK_SECONDS)
+        else:
+            return handle
+    os.close(handle)
+    raise InUse(
+        f"another process uses the state folder {path.parent}: two nodes in one would overwrite "
+        "each other's payloads and use the same nonces; stop the other one or choose another --home"
+    )
 
 
 def _tighten(folder: Path) -> None:

@@ -95,7 +95,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "the coldkey can't pay the fees of this hotkey's posts",
         "the chain takes nothing of this node, so no round counts",
-        "send it some TAO (btcli wallet transfer), then start the node again",
+        f"send it some TAO (btcli wallet transfer); {_ITSELF}",
     ),
     "chain_refuses": Cause(
         About.CHAIN,
@@ -301,10 +301,17 @@ CAUSES: Mapping[str, Cause] = {
         "it takes no part; everything is saved",
         "mend what the brackets say, then start it again",
     ),
+    "gone": Cause(
+        About.PROCESS,
+        Owner.YOU,
+        "the node's process has ended without a word",
+        "it takes no part; everything is saved",
+        "start it again. If it ends so again, something kills it: is the memory full (dmesg)",
+    ),
     "silent": Cause(
         About.PROCESS,
         Owner.YOU,
-        "the node has said nothing for three rounds' time",
+        "the node has ended no round for two rounds' time",
         "it probably takes no part",
         "does its process run? If not, start it again; if it does, its log says what it waits for",
     ),

@@ -10,10 +10,11 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from murmur.node.config.run_file import saved_runs
+from murmur.node.config.run_file import folder_of, is_played, saved_runs
 from murmur.node.telemetry.events import last_events
 from murmur.node.telemetry.trouble import Standing, Trouble, sentence
 from murmur.protocol.run import Run
+from murmur.protocol.types import Digest
 
 Event = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ LATELY_ROUNDS = 5
 """A healthy node has contributed or judged in one of this many last rounds."""
 CLOCK_SECONDS = 60.0
 """Clocks are set right by less."""
-SILENT_ROUNDS = 3.0
+SILENT_ROUNDS = 2.0
 """A healthy node reports a round within the planned time of this many rounds."""
 FALLBACK_SECONDS = 3600.0
 """Length of a round if the run is unknown."""
@@ -39,7 +40,8 @@ _FAULTS = {
 class EventTail:
     """The recent events of one node. `rounds`: the last ones reported, oldest first. `faults`: faults since the oldest
     of them, newest last. `seconds`: planned length of a round. `stopped`: how it stopped, unless it has started again.
-    `standing`: the troubles that it has said, as events. `hotkey`: its SS58 address."""
+    `standing`: the troubles that it has said, as events. `gone`: its process has ended without a word.
+    `hotkey`: its SS58 address."""
 
     name: str
     run: Run | None
@@ -50,6 +52,7 @@ class EventTail:
     free_bytes: int
     stopped: Event | None = None
     standing: tuple[Event, ...] = ()
+    gone: bool = False
     hotkey: str | None = None
 
     @property
@@ -71,6 +74,8 @@ class EventTail:
         if self.stopped is not None:
             yield Trouble("stopped", "on request" if self.on_request else str(self.stopped["fault"]))
             return
+        if self.gone:
+            yield Trouble("gone")
         # During a node's first training it has not reported a round: then any event is a sign of life.
         last = self.rounds[-1] if self.rounds else self.newest
         silent = now - last["time"]
@@ -88,7 +93,8 @@ class EventTail:
         """Return what keeps it from its work as of `now`: what it says itself, and what only shows from outside."""
         found = list(self.standing)
         if not self.on_request:
-            found += [trouble.fields() for trouble in self.unwell(now)]
+            said = {one["cause"] for one in found}
+            found += [trouble.fields() for trouble in self.unwell(now) if trouble.cause not in said]
         if self.free_bytes < FREE_BYTES and not any(one["cause"] == "disk_low" for one in found):
             found.append(Trouble("disk_low", f"{self.free_bytes / 1e9:.1f} GB left").fields())
         return found
@@ -127,8 +133,14 @@ def read_event_tail(home: Path) -> EventTail:
         disk_usage(home).free,
         life if life is not None and life["event"] == "stopped" else None,
         tuple(standing.now()),
+        life is not None and life["event"] == "started" and _is_gone(home, life),
         next((str(event["hotkey"]) for event in reversed(events) if "hotkey" in event), None),
     )
+
+
+def _is_gone(home: Path, started: Event) -> bool:
+    run = started.get("run")
+    return isinstance(run, str) and not is_played(folder_of(home, Digest(bytes.fromhex(run))))
 
 
 def _of_one_run(events: Iterable[Event]) -> list[Event]:

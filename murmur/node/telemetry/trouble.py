@@ -101,6 +101,8 @@ class Standing:
             self._found.pop(str(event.get("about")), None)
         elif kind == "trouble" and event.keys() >= FIELDS:
             self._found[str(event["about"])] = event
+        elif kind == "stopped" and (fault := event.get("fault")) is not None:
+            self._found[About.PROCESS] = {**event, **Trouble("stopped", str(fault)).fields()}
 
     def now(self) -> list[Mapping[str, Any]]:
         """Return them as their events, the one that was said first first."""
