@@ -22,9 +22,10 @@ from murmur.cli.main import parse
 from murmur.data import recipe
 from murmur.node.config import settings
 from murmur.node.config.settings_sources import leaves, variable_of
-from murmur.node.doctor.start import CHECKS
+from murmur.node.doctor.start import CHECKS, NODE
 from murmur.node.telemetry import round_line
 from tests.lab.localnet.harness import Run
+from tests.stuck import table
 from tests.test_documents import MARKDOWN, PACKAGES, ROOT, relative
 
 HANDBOOK = [
@@ -229,8 +230,12 @@ def test_the_settings_are_all_there() -> None:
 def test_every_check_of_the_doctor_is_explained_in_its_order() -> None:
     table = (ROOT / "docs/troubleshooting.md").read_text().partition("## The checks")[2]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [
-        check.name for check in (*CHECKS, *slow_checks.CHECKS)
+        check.name for check in (*CHECKS, NODE, *slow_checks.CHECKS)
     ]
+
+
+def test_the_causes_of_troubleshooting_are_those_that_nodes_name() -> None:
+    assert f"{table.BEGIN}{table.causes()}{table.END}" in table.TROUBLESHOOTING.read_text()
 
 
 @cache

@@ -96,11 +96,18 @@ class Stage:
         self.murmur(*create, "--device", "cpu")
         self.murmur("run", "publish", name, "--config", owner, "--start-in", str(start_in), *words)
 
-    def start(self, node: str, *, program: str | None = None, extra: dict[str, str] | None = None) -> None:
-        """Start a node's program; `program`: the name of this process, another one of the same node."""
+    def start(
+        self,
+        node: str,
+        *,
+        program: str | None = None,
+        config: Path | None = None,
+        extra: dict[str, str] | None = None,
+    ) -> None:
+        """Start a node's program; `program`: the name of this process, another one of the same node; `config`: its."""
         role = node.partition("-")[0]
         script = str(ROOT / "neurons" / f"{role}.py")
-        self._start(program or node, script, "--config", str(self.config(node)), extra=extra)
+        self._start(program or node, script, "--config", str(config or self.config(node)), extra=extra)
 
     def stop(self, program: str, signum: int = signal.SIGINT) -> int:
         process = self.programs.pop(program)
