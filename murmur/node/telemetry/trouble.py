@@ -30,7 +30,7 @@ _BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {
     StorageCause.CLOCK: "clock_wrong",
     StorageCause.NO_BUCKET: "bucket_missing",
 }
-_WHOSE = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
+_WHOSE: Mapping[str, str] = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ def of_chain(fault: ChainError) -> Trouble:
 def sentence(fields: Mapping[str, Any]) -> str:
     """Return a trouble's fields as one line for people: what, whose, cost, remedy."""
     seen = f" ({fields['detail']})" if fields["detail"] else ""
-    whose = _WHOSE.get(fields["owner"], f"{fields['owner']}'s to mend, not yours")
+    owner = str(fields["owner"])  # of a file that anything may have written
+    whose = _WHOSE.get(owner, f"{owner}'s to mend, not yours")
     return f"{fields['says']}{seen}; {whose}. It costs: {fields['costs']}. Do: {fields['do']}"
 
 
