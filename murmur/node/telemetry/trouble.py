@@ -88,9 +88,10 @@ class Standing:
         self._found: dict[str, Mapping[str, Any]] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take the next event of any kind. A start begins anew: what still holds is said again."""
+        """Take the next event of any kind. A start begins anew: what still holds is said again. A node that was stopped
+        on request is kept from nothing."""
         kind = event.get("event")
-        if kind == "started":
+        if kind == "started" or (kind == "stopped" and event.get("fault") is None):
             self._found.clear()
         elif kind == "mended":
             self._found.pop(str(event.get("about")), None)
