@@ -40,7 +40,8 @@ class HeadWatch:
         if stands > self._still:
             return Trouble("chain_halted", f"block {self._block} has been the last one for {stands:.0f} s")
         age = self._time.wall() - head.time
-        if -CLOCK_SECONDS <= age <= self._old:
+        # One that stands was not old when it came: it may be followed by the next at any moment.
+        if -CLOCK_SECONDS <= age - stands <= self._old:
             return None
         off = self._off()
         if off is not None and abs(off) > CLOCK_SECONDS:
