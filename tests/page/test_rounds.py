@@ -245,7 +245,7 @@ def test_a_trouble_before_the_first_round_is_said(tmp_path: Path) -> None:
 
 
 def test_nodes_with_one_cause_are_named_together_and_what_most_have_comes_first(tmp_path: Path) -> None:
-    names = tuple(f"miner-{number}" for number in range(1, 6)) + ("garbage-1", "validator-1")
+    names = (*(f"miner-{number}" for number in range(1, 6)), "garbage-1", "validator-1")
     written = synthetic.Folder(tmp_path, names)
     written.round(0)
     written.write("garbage-1", "trouble", 0, **trouble("disk_low"))
