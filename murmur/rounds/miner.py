@@ -304,9 +304,11 @@ class Miner:
 
     def is_overwritten(self, block: int) -> bool:
         """Whether our slot holds what another process has posted, after ours of `block`. A fork leaves an older
-        statement."""
+        statement; ours may have been taken back by ourselves."""
         me = self.node.registered()
-        return me is not None and me.slot is not None and me.slot.block > block
+        if me is None or me.slot is None:
+            return False
+        return me.slot.block > block and me.slot.statement not in self.node.posted
 
     def counts(self, round: int, sealed: SealedRound) -> bool:
         """Whether our commitment is in the state of the commit deadline, which all nodes read: a second post of ours
