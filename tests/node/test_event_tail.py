@@ -146,7 +146,7 @@ def test_what_was_told_before_the_first_start_is_of_the_same_run(home: Callable[
 
 def test_a_node_that_could_not_start_says_why_until_it_has(home: Callable[..., Path]) -> None:
     tail = read_event_tail(home(started("aa"), stood(0), stopped(None), trouble("cannot_start", "key: fix it")))
-    assert list(tail.wrong(NOW))[0].startswith("the node cannot start (key: fix it); yours to mend")
+    assert next(iter(tail.wrong(NOW))).startswith("the node cannot start (key: fix it); yours to mend")
 
 
 def test_a_low_disk_is_told_once_though_the_node_says_it_too(
