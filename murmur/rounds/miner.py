@@ -19,7 +19,7 @@ from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol import keys
 from murmur.protocol.assignment import assigned
-from murmur.protocol.errors import AccessDenied, ChainError, MurmurError, StorageError
+from murmur.protocol.errors import AccessDenied, ChainError, ConfigError, MurmurError, StorageError
 from murmur.protocol.messages import Reveal, encode_document
 from murmur.protocol.ports import Task
 from murmur.protocol.types import Commitment, Page
@@ -354,7 +354,7 @@ class Miner:
             theirs.head(keys.reveal(node.run.id, round), timeout_seconds=node.transfer_seconds(1))
         except AccessDenied as fault:
             node.troubles.tell(round, Trouble("read_key_refused", str(fault)))
-        except StorageError:
+        except (StorageError, ConfigError):
             return  # the way to it, not the key
         else:
             node.troubles.mended(round, About.READ_KEY)
