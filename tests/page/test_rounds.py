@@ -248,14 +248,14 @@ def test_nodes_with_one_cause_are_named_together_and_what_most_have_comes_first(
     names = (*(f"miner-{number}" for number in range(1, 6)), "garbage-1", "validator-1")
     written = synthetic.Folder(tmp_path, names)
     written.round(0)
-    written.write("garbage-1", "trouble", 0, **trouble("disk_low"))
+    written.write("garbage-1", "trouble", 0, **trouble("amendment_invalid"))
     for name in names[:5]:
         written.write(name, "trouble", 0, **trouble("chain_silent", f"seen by {name}"))
     folder = Folder(tmp_path)
     folder.read()
     most, one = troubled(folder.stage())
     assert most == f"miner-1, miner-2, miner-3 and 2 more: {Trouble('chain_silent', 'seen by miner-1')}."
-    assert one == f"garbage-1: {Trouble('disk_low')}."
+    assert one == f"garbage-1: {Trouble('amendment_invalid')}."
     assert health(folder) == ("wrong", most)
     written.end()
     assert sentence(written)[0] == "good", "after the end nothing is to be mended"
