@@ -148,10 +148,10 @@ def test_a_second_process_with_a_miners_hotkey_is_told_and_not_posted_against(
 ) -> None:
     network = networks(miners=2)
     network.start()
-    network.run_until(3)
+    network.run_until(2)
     me = network["miner-1"]
     network.run_blocks(lambda: any(event["round"] == 3 for event in me.events("committed")))
-    network.run_to_block(network.world.head + later)
+    network.run_to_block(network.world.head + later)  # before it looks again whether a fork has dropped it, and after
     other = Commitment(3, Digest(b"\x07" * 32))
     network.world.publish(me.peer, encode_slot(network.store.pointer("miner-1"), other, None))
     found = posts(network, "miner-1", monkeypatch)
