@@ -15,7 +15,7 @@ import torch
 
 from gauntlet.agreement import abstention
 from murmur.data.shards import Shards
-from murmur.lab.simulation.clock import Clock, Killed, Life, Work
+from murmur.lab.simulation.clock import EPOCH, Clock, Killed, Life, Work
 from murmur.lab.simulation.store import Link
 from murmur.node.chain import follower, retrying_chain
 from murmur.node.chain.subnet_terms import require_fit
@@ -199,6 +199,8 @@ class FakeNetwork:
             epoch_blocks=100,
             weights_rate_limit=weights_rate_limit,
             commit_reveal=commit_reveal,
+            block_seconds=BLOCK_SECONDS,
+            start_time=EPOCH,
             time=self.time.life("world"),
         )
         self.world.archive_answers = archive
@@ -344,6 +346,11 @@ class FakeNetwork:
     def wait(self, seconds: float) -> None:
         """Let the nodes live so long, without a new block."""
         self.time.run(self.time.now + seconds)
+
+    def stand_still(self, seconds: float) -> None:
+        """The chain makes no block for so long; later ones say the time at which they are made."""
+        self.wait(seconds)
+        self.world._start_time += seconds
 
     def wait_for(self, happened: Callable[[], bool]) -> None:
         """Let the nodes live, without a new block."""

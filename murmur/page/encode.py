@@ -118,7 +118,7 @@ def _why(one: Round) -> str:
     if one.active and not committed and not one.unobserved:
         return "no peer had committed by the deadline"
     judges = one.rejected.keys() - one.unobserved.keys()
-    if judges and not any(one.passed.get(node) for node in judges):
+    if any(one.rejected[node] for node in judges) and not any(one.passed.get(node) for node in judges):
         return f"no submission passed the checks{_reasons(one.rejected[min(judges)])}"
     if one.unobserved and not judges:
         whys = ", ".join(f"{node} {why}" for node, why in sorted(one.unobserved.items()))

@@ -19,7 +19,7 @@ from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol import keys
 from murmur.protocol.assignment import assigned
-from murmur.protocol.errors import AccessDenied, ChainError, MurmurError, StorageError
+from murmur.protocol.errors import AccessDenied, ChainError, ConfigError, MurmurError, StorageError
 from murmur.protocol.messages import Reveal, encode_document
 from murmur.protocol.ports import Task
 from murmur.protocol.types import Commitment, Page
@@ -305,9 +305,11 @@ class Miner:
 
     def is_overwritten(self, block: int) -> bool:
         """Whether our slot holds what another process has posted, after ours of `block`. A fork leaves an older
-        statement."""
+        statement; ours may have been taken back by ourselves."""
         me = self.node.registered()
-        return me is not None and me.slot is not None and me.slot.statement is not None and me.slot.block > block
+        if me is None or me.slot is None or me.slot.statement is None:
+            return False
+        return me.slot.block > block and me.slot.statement not in self.node.posted
 
     def counts(self, round: int, sealed: SealedRound) -> bool:
         """Whether our commitment is in the state of the commit deadline, which all nodes read: a second post of ours
@@ -353,7 +355,7 @@ class Miner:
             theirs.head(keys.reveal(node.run.id, round), timeout_seconds=node.transfer_seconds(1))
         except AccessDenied as fault:
             node.troubles.tell(round, Trouble("read_key_refused", str(fault)))
-        except StorageError:
+        except (StorageError, ConfigError):
             return  # the way to it, not the key
         else:
             node.troubles.mended(round, About.READ_KEY)

@@ -19,6 +19,8 @@ from murmur.cli.main import main
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.observe.reader import reading
+from murmur.node.telemetry.events import Events
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol import keys
 from murmur.protocol.errors import ChainError, ConfigError
 from murmur.protocol.messages import encode_document, parse_document
@@ -141,6 +143,52 @@ def test_a_miner_is_told_how_it_stands_why_and_what_to_do(played: FakeNetwork, m
     assert any(not line.startswith("on chain: 0.00 %") for line in shares)
 
 
+def said(folder: Path, name: str, peer: PeerId, *troubles: Trouble) -> None:
+    """The home of a node in the run folder, with what it has said."""
+    home = folder / "nodes" / name
+    home.mkdir(parents=True, exist_ok=True)
+    events = Events(home / "events.jsonl", name)
+    events.emit("started", 2, run="00", hotkey=hotkey(peer))
+    for trouble in troubles:
+        events.emit("trouble", 2, **trouble.fields())
+
+
+def test_a_miner_is_told_what_its_own_node_here_says_and_no_others(
+    played: FakeNetwork, murmur: Murmur, tmp_path: Path
+) -> None:
+    _, before = murmur("explain", "miner-1")
+    trouble = Trouble("bucket_denied", "put: (403)")
+    said(tmp_path, "miner-1", played["miner-1"].peer, trouble, Trouble("disk_low", "1 GB left"))
+    said(tmp_path, "miner-2", played["miner-2"].peer, Trouble("not_registered"))
+    status, text = murmur("explain", "miner-1")
+    assert status == 0
+    assert text == f"{before}\nits node here: {trouble}\nits node here: {Trouble('disk_low', '1 GB left')}\n"
+    Events(tmp_path / "nodes" / "miner-1" / "events.jsonl", "miner-1").emit("mended", 3, about="bucket", cause="x")
+    assert "403" not in murmur("explain", "miner-1")[1]
+    assert murmur("explain", "miner-3")[1].count("its node here") == 0
+
+
+def test_a_hotkey_that_is_registered_and_in_no_report_is_told_why_and_what_its_node_says(
+    played: FakeNetwork, murmur: Murmur, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account.Reports, "newest", lambda *_: {})
+    said(tmp_path, "miner-1", played["miner-1"].peer, Trouble("bucket_denied"))
+    status, text = murmur("explain", "miner-1")
+    assert status == 2
+    assert "no recent report of the 2 validators that count lists it. After its first round one will" in text
+    assert text.endswith(f"its node here: {Trouble('bucket_denied')}\n")
+
+
+def test_while_no_validator_counts_a_miner_is_told_that_it_is_theirs_to_mend(
+    murmur: Murmur, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "mirrors", lambda *_: ())
+    status, text = murmur("explain", "miner-1")
+    assert status == 2
+    assert "no validator counts in this run now, so nobody is judged or paid" in text
+    assert "That is the validators' to mend" in text
+
+
 def test_of_weights_that_the_chain_conceals_a_miner_is_told_that_newer_ones_come(played: FakeNetwork) -> None:
     peers = played.world.state(played.world.final).peers
     miner = next(peer for peer in peers if peer.id == played["miner-1"].peer)
@@ -156,7 +204,7 @@ def test_of_weights_that_the_chain_conceals_a_miner_is_told_that_newer_ones_come
 def test_a_hotkey_that_nobody_knows_is_refused_with_what_to_check(murmur: Murmur) -> None:
     status, text = murmur("explain", hotkey(PeerId(b"x" * 32)))
     assert status == 2
-    assert "is not registered on this subnet" in text
+    assert "is not registered on this subnet, so nobody judges it. Register it (btcli subnet register)" in text
     status, text = murmur("explain", "miner-11")
     assert (status, text) == (2, "MINER: there is no 'miner-11' here; did you mean miner-1?\n")
     assert "known are miner-1, miner-2, miner-3, miner-4, one, two" in murmur("explain", "x")[1]

@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.node.telemetry.metrics import Metrics
+from murmur.node.telemetry.trouble import Trouble
 
 PROMTOOL = shutil.which("promtool")
 ALERTS = Path(__file__).parents[2] / "docker" / "alerts.yml"
@@ -38,8 +39,12 @@ def fires(folder: Path, alert: str, metrics: Metrics, minutes: int, happens: Cal
     happens()
     after = scraped(metrics)
     series = [
-        {"series": name, "values": f"{before.get(name, '_')}x{MINUTES - 1} {value}x{minutes + MINUTES}"}
-        for name, value in after.items()
+        {
+            "series": name,
+            "values": f"{before.get(name, '_')}x{MINUTES - 1} "
+            + (f"{after[name]}x{minutes + MINUTES}" if name in after else "stale"),
+        }
+        for name in before | after
     ]
     case: dict[str, Any] = {"interval": "1m", "input_series": [*series, {"series": UP, "values": "1x100000"}]}
     case["alert_rule_test"] = [{"eval_time": f"{MINUTES + minutes}m", "alertname": alert, "exp_alerts": []}]
@@ -101,3 +106,18 @@ def test_a_validator_that_has_never_set_weights_is_told_of(metrics: Metrics, tmp
     miner = Metrics("run", tmp_path, 60.0)
     miner.recall([], 0.0, validates=False)
     assert not fires(tmp_path, "MurmurWeightsNotSet", miner, 24 * 60, lambda: None)
+
+
+def test_a_trouble_is_told_within_two_minutes_and_not_after_it_is_mended(metrics: Metrics, tmp_path: Path) -> None:
+    def begins() -> None:
+        metrics.see(event("trouble", **Trouble("bucket_denied", "put: (403)").fields()))
+
+    def ends() -> None:
+        metrics.see(event("mended", about="bucket", cause="bucket_denied"))
+
+    assert not fires(tmp_path, "MurmurTrouble", metrics, 2, lambda: None)
+    assert fires(tmp_path, "MurmurTrouble", metrics, 2, begins)
+    assert fires(tmp_path, "MurmurTrouble", metrics, 60, lambda: None), "as long as it stands"
+    assert not fires(tmp_path, "MurmurTrouble", metrics, 1, ends)
+    begins()
+    assert not fires(tmp_path, "MurmurTrouble", metrics, 1, lambda: metrics.see(event("started")))

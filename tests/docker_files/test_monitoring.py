@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 from prometheus_client import generate_latest
 
-from murmur.node.telemetry.metrics import Metrics
+from murmur.node.telemetry.metrics import TROUBLE_LABELS, Metrics
+from murmur.node.telemetry.trouble import Trouble
 
 DOCKER = Path(__file__).parents[2] / "docker"
 
@@ -29,6 +30,7 @@ def exported(folder: Path) -> set[str]:
         {"event": "held_out", "val_loss": 1.0},
         {"event": "weights", "block": 1},
         {"event": "interrupted", "fault": "x"},
+        {"event": "trouble", **Trouble("no_permit").fields()},
     ):
         metrics.see(told | event)
     return set(re.findall(r"^(murmur_\w+)", generate_latest(metrics.registry).decode(), re.MULTILINE))
@@ -58,6 +60,17 @@ def test_every_panel_and_every_rule_asks_for_metrics_that_there_are(tmp_path: Pa
     ), "what is exported and never looked at"
     assert len({rule["alert"] for rule in rules}) == len(rules)
     assert all({"summary", "description"} <= rule["annotations"].keys() for rule in rules)
+
+
+def test_the_alert_of_a_trouble_shows_labels_that_it_has_and_says_what_it_costs_and_what_to_do() -> None:
+    (rule,) = [
+        rule
+        for group in yaml.safe_load((DOCKER / "alerts.yml").read_text())["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == "MurmurTrouble"
+    ]
+    shown = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+    assert {"says", "owner", "costs", "do"} <= shown <= {"instance", *TROUBLE_LABELS}
 
 
 def test_panels_do_not_lie_on_each_other() -> None:

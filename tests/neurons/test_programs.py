@@ -2,8 +2,12 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,16 @@ from murmur.protocol.errors import ChainError, CheckpointCorrupt, ConfigError, D
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets", "numpy")
+
+
+@pytest.fixture(autouse=True)
+def the_tests_own_process() -> Iterator[None]:
+    """A thread that dies in a later test must not end the tests."""
+    hook, handlers = threading.excepthook, {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    threading.excepthook = hook
+    for one, handler in handlers.items():
+        signal.signal(one, handler)
 
 
 def start(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -143,10 +157,10 @@ sys.exit(run_program(globals()[sys.argv[1]]))
 """
 
 
-@pytest.mark.parametrize("when", ["in_a_destructor", "twice", "as_another_fault", "at_the_end"])
-def test_a_stop_is_one_line_wherever_it_meets_the_program(when: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED, when],
+def ended(program: str, how: str) -> subprocess.CompletedProcess[str]:
+    """The process that has run `how` of the program."""
+    return subprocess.run(
+        [sys.executable, "-c", program, how],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -154,6 +168,111 @@ def test_a_stop_is_one_line_wherever_it_meets_the_program(when: str) -> None:
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.parametrize("when", ["in_a_destructor", "twice", "as_another_fault", "at_the_end"])
+def test_a_stop_is_one_line_wherever_it_meets_the_program(when: str) -> None:
+    done = ended(STOPPED, when)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "stopped on request" in line
+
+
+DYING = """
+import os, signal, sys, threading, time
+from murmur.node.program import process
+from murmur.node.program.process import log_to_stderr, run_program
+
+process.DYING_SECONDS = 2
+LOCK = threading.Lock()
+
+def dies():
+    time.sleep(0.3)
+    raise ValueError("no such page")
+
+def begin():
+    threading.Thread(target=dies, name="prefetch", daemon=True).start()
+
+def in_an_event():
+    begin()
+    threading.Event().wait()
+
+def in_a_lock():
+    begin()
+    with LOCK, LOCK:
+        pass
+
+def asleep():
+    begin()
+    time.sleep(50)
+
+def in_a_join():
+    begin()
+    other = threading.Thread(target=time.sleep, args=(50,), daemon=True)
+    other.start()
+    other.join()
+
+def as_another_fault():
+    begin()
+    try:
+        time.sleep(50)
+    except KeyboardInterrupt:
+        raise ImportError("half a module")
+
+def in_a_destructor():
+    class Lost:
+        def __del__(self):
+            time.sleep(50)
+    begin()
+    Lost()
+    time.sleep(50)
+
+def hanging():
+    begin()
+    try:
+        time.sleep(50)
+    finally:
+        time.sleep(50)
+
+def interrupted():
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Event().wait()
+
+def died_while_stopping():
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        time.sleep(50)
+    finally:
+        begin()
+        time.sleep(1)
+
+log_to_stderr("INFO")
+sys.exit(run_program(globals()[sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "main", ["in_an_event", "in_a_lock", "asleep", "in_a_join", "as_another_fault", "in_a_destructor"]
+)
+def test_a_thread_that_dies_ends_the_process_and_is_named(main: str) -> None:
+    began = time.monotonic()
+    done = ended(DYING, main)
+    assert done.returncode == 1, done.stderr
+    assert time.monotonic() - began < 20
+    assert "ValueError: no such page" in done.stderr
+    assert "its thread 'prefetch' died of ValueError" in done.stderr
+    assert "on request" not in done.stderr
+
+
+def test_a_process_that_hangs_after_a_threads_death_is_ended_all_the_same() -> None:
+    done = ended(DYING, "hanging")
+    assert done.returncode == -signal.SIGALRM
+    assert "ValueError: no such page" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["interrupted", "died_while_stopping"])
+def test_an_interrupt_by_the_operator_is_no_fault_whatever_dies_of_it(how: str) -> None:
+    done = ended(DYING, how)
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
     assert "stopped on request" in line

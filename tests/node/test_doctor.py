@@ -1,6 +1,7 @@
 """Every fault that can be planted is named by one check, with a fix; and a node begins with none of them."""
 
 import json
+import os
 import shutil
 import socket
 from collections import namedtuple
@@ -15,7 +16,10 @@ from murmur.lab.simulation.store import Faults
 from murmur.node.doctor import chain, machine, start
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import Finding, Reaction, Status
-from murmur.node.doctor.start import ANSWERED, CHECKS, ready
+from murmur.node.doctor.start import ANSWERED, CHECKS, NODE, ready
+from murmur.node.telemetry.event_tail import read_event_tail
+from murmur.node.telemetry.events import EVENTS, Events, read_events
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol.errors import ChainError, ConfigError, DiskFull, StorageError, UpdateNeeded
 from murmur.protocol.types import Subnet
 from tests.fakes.chain import FakeSigner
@@ -415,3 +419,101 @@ def test_a_case_knows_where_it_is_before_the_run_is_known(world: World) -> None:
     assert ExaminedNode(world.config(), "miner", keeps=False).local
     world.options["network"] = "finney"
     assert not ExaminedNode(world.config(), "miner", keeps=False).local
+
+
+# --- what a node says itself ----------------------------------------------------------------------------------
+
+
+def said_by_the_node(world: World) -> Finding:
+    node = ExaminedNode(world.config(), "miner", keeps=False, time=world.time)
+    try:
+        return next(finding for finding in node.examine([*CHECKS, NODE]) if finding.name == "node")
+    finally:
+        node.close()
+
+
+def events_of(world: World) -> Events:
+    return Events(world.folder / "home" / EVENTS, "mine/default", world.time)
+
+
+def troubles_of(world: World) -> list[dict[str, Any]]:
+    return [event for event in read_events(world.folder / "home" / EVENTS) if event["event"] == "trouble"]
+
+
+def test_doctor_shows_what_a_node_that_runs_says_itself(world: World) -> None:
+    world.found()
+    assert said_by_the_node(world).detail == "no node runs here now"
+    events, trouble = events_of(world), Trouble("bucket_denied", "put: (403)")
+    events.emit("started", 4, run="00", hotkey="5")
+    assert said_by_the_node(world).detail == "the node here says nothing is wrong in round 4"
+    events.emit("trouble", 5, **trouble.fields())
+    found = said_by_the_node(world)
+    assert found.status is Status.FAULT
+    assert found.detail == f"{trouble.of.says} (put: (403)). It costs: {trouble.of.costs}"
+    assert found.fix == f"by you: {trouble.of.do}"
+    events.emit("mended", 6, about="bucket", cause="bucket_denied")
+    assert said_by_the_node(world).status is Status.OK
+
+
+def test_doctor_takes_no_stop_on_request_for_a_fault_and_names_what_keeps_it_from_starting_again(
+    world: World,
+) -> None:
+    world.found()
+    events = events_of(world)
+    events.emit("started", 4, run="00", hotkey="5")
+    events.emit("trouble", 5, **Trouble("chain_silent").fields())
+    events.emit("stopped", 5, fault=None)
+    assert said_by_the_node(world).detail == "the node here was stopped on request"
+    events.emit("trouble", 0, **Trouble("cannot_start", "key: fix it").fields())
+    assert said_by_the_node(world).detail.startswith("the node cannot start (key: fix it)")
+    events.emit("started", 4, run="00", hotkey="5")
+    events.emit("stopped", 5, fault="no space")
+    assert said_by_the_node(world).detail.startswith("the node has stopped (no space)")
+
+
+def test_a_node_that_cannot_start_says_why_in_its_events(world: World) -> None:
+    unregistered(world)
+    with pytest.raises(ConfigError):
+        ready(world.config(), "miner", world.time)
+    (told,) = troubles_of(world)
+    assert told["cause"] == "cannot_start"
+    assert told["detail"].startswith("hotkey: ")
+    assert "Fix: " in told["detail"]
+    assert "not-a-secret" not in told["detail"]
+    (wrong,) = read_event_tail(world.folder / "home").wrong(world.time.wall())
+    assert wrong.startswith("the node cannot start (hotkey: ")
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_node_that_waits_for_a_server_says_so_once_a_minute_and_keeps_no_file_open(world: World) -> None:
+    ready(world.config(), "miner", world.time).close()
+    dead_chain(world)
+    began = world.time.now()
+
+    def mend() -> None:
+        world.chain.world.down = world.time.now() < began + 80.0
+
+    world.time.after_pause = mend
+    ready(world.config(), "miner", world.time).close()
+    assert world.time.pauses > 10
+    assert [event["cause"] for event in troubles_of(world)] == ["waits"] * 2
+    written = (world.folder / "home" / EVENTS).stat().st_ino
+    opened = [os.fstat(fd).st_ino for fd in range(256) if is_open(fd)]
+    assert written not in opened
+
+
+def test_a_second_node_in_a_home_says_nothing_in_the_events_of_the_first(world: World) -> None:
+    running = ready(world.config(), "miner", world.time)
+    try:
+        with pytest.raises(ConfigError, match="another process uses"):
+            ready(world.config(), "miner", world.time)
+        assert not (world.folder / "home" / EVENTS).exists() or troubles_of(world) == []
+    finally:
+        running.close()

@@ -40,11 +40,13 @@ CALLS: dict[str, Callable[[RetryingChain], Any]] = {
 }
 
 
-def patient(**options: Any) -> tuple[FakeWorld, Paused, RetryingChain]:
+def patient(
+    tell: Callable[[ChainError | None], None] = lambda fault: None, block_seconds: float = BLOCK_SECONDS, **options: Any
+) -> tuple[FakeWorld, Paused, RetryingChain]:
     world, time = FakeWorld(**options), Paused()
     world.register(PEER, stake=1, validates=True)
     world.step(30)
-    chain = RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time, lambda fault: None)
+    chain = RetryingChain(FakeChain(world, PEER), CLOCK, block_seconds, time, tell)
     chain.finalized()
     return world, time, chain
 
@@ -91,3 +93,47 @@ def test_before_it_has_answered_at_all_a_chain_that_is_down_is_told_at_once() ->
     with pytest.raises(ChainError):
         RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time, lambda fault: None).finalized()
     assert time.pauses == []
+
+
+def test_a_chain_that_fails_for_ten_seconds_is_told_until_it_answers() -> None:
+    told: list[str | None] = []
+    world, _, chain = patient(lambda fault: told.append(None if fault is None else str(fault)))
+    told.clear()
+    world.fail(PEER, 9)
+    chain.finalized()
+    assert told == [None], "a lost connection"
+    world.fail(PEER, 13)
+    chain.finalized()
+    assert told == [None, *["the connection to the chain was lost"] * 3, None]
+    chain.publish((b"a",))
+    assert told[-1] is None
+
+
+def test_a_chain_is_told_that_fails_for_ten_seconds_of_calls_that_each_give_up_sooner() -> None:
+    told: list[ChainError | None] = []
+    world, time, chain = patient(told.append, block_seconds=0.1)
+    told.clear()
+    world.fail(PEER, 10**6)
+    while time.now() < 9.0:
+        with pytest.raises(ChainError):
+            chain.finalized()
+    assert told == []
+    while time.now() < 20.0:
+        with pytest.raises(ChainError):
+            chain.finalized()
+    assert told
+    assert None not in told
+
+
+def test_a_refusal_is_not_told_as_a_chain_that_does_not_answer() -> None:
+    told: list[ChainError | None] = []
+    world, time, chain = patient(told.append, max_space_bytes=100)
+    chain.publish((b"a",))
+    told.clear()
+    for _ in range(20):
+        time.sleep(1.0)
+        with pytest.raises(ChainError):
+            chain.publish((b"a",))
+        with pytest.raises(ChainError):
+            chain.header(world.final + 1)
+    assert told == []

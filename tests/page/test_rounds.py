@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from murmur.node.telemetry.trouble import Trouble
 from murmur.page import folder as folders
 from murmur.page import rounds
 from murmur.page import tail as tails
 from murmur.page.encode import NOT_AGREED, encode
 from murmur.page.evaluations import in_folder
 from murmur.page.folder import Folder
-from murmur.page.health import health
+from murmur.page.health import health, troubled
 from murmur.page.rounds import Rounds
 from murmur.page.tail import Tail
 from tests.page import synthetic
@@ -217,6 +218,79 @@ def test_the_sentence_says_what_is_wrong(tmp_path: Path) -> None:
     assert "Replicas differ in round 11" in said
 
 
+def trouble(cause: str, detail: str = "") -> dict[str, Any]:
+    return Trouble(cause, detail).fields()
+
+
+def test_what_keeps_a_node_from_its_work_is_said_until_it_is_mended(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0)
+    written.write("miner-2", "trouble", 0, **trouble("bucket_denied", "put: (403)"))
+    told = Trouble("bucket_denied", "put: (403)")
+    assert sentence(written) == ("wrong", f"miner-2: {told}.")
+    written.round(1)
+    assert sentence(written) == ("wrong", f"miner-2: {told}."), "other nodes' rounds do not mend it"
+    written.write("miner-2", "mended", 1, about="bucket", cause="bucket_denied")
+    assert sentence(written)[0] == "good"
+    written.write("miner-2", "trouble", 1, **trouble("disk_low"))
+    written.write("miner-2", "started", 1)
+    assert sentence(written)[0] == "good"
+
+
+def test_a_trouble_before_the_first_round_is_said(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path, ("miner-1",))
+    written.spec()
+    written.write("miner-1", "trouble", 0, **trouble("not_registered"))
+    assert sentence(written)[1].startswith("miner-1: this hotkey is not registered")
+
+
+def test_nodes_with_one_cause_are_named_together_and_what_most_have_comes_first(tmp_path: Path) -> None:
+    names = (*(f"miner-{number}" for number in range(1, 6)), "garbage-1", "validator-1")
+    written = synthetic.Folder(tmp_path, names)
+    written.round(0)
+    written.write("garbage-1", "trouble", 0, **trouble("amendment_invalid"))
+    for name in names[:5]:
+        written.write(name, "trouble", 0, **trouble("chain_silent", f"seen by {name}"))
+    folder = Folder(tmp_path)
+    folder.read()
+    most, one = troubled(folder.stage())
+    assert most == f"miner-1, miner-2, miner-3 and 2 more: {Trouble('chain_silent', 'seen by miner-1')}."
+    assert one == f"garbage-1: {Trouble('amendment_invalid')}."
+    assert health(folder) == ("wrong", most)
+    written.end()
+    assert sentence(written)[0] == "good", "after the end nothing is to be mended"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"about": []},
+        {"owner": []},
+        {"cause": {}},
+        {"says": None},
+        {"detail": {"x": 1}},
+        {"do": 7},
+        {"time": "soon"},
+        {"about": None},
+    ],
+)
+def test_a_trouble_of_another_shape_harms_nothing(fields: dict[str, Any], tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0)
+    written.write("miner-1", "trouble", 0, **trouble("disk_low") | fields)
+    written.write("miner-1", "trouble", 0, about="chain", cause="chain_silent")
+    written.write("miner-1", "trouble", 0, **trouble("chain_halted", "x" * 10_000))
+    for said in troubled_by(written):
+        assert len(said) < 1000
+
+
+def troubled_by(written: synthetic.Folder) -> list[str]:
+    folder = Folder(written.path)
+    folder.read()
+    assert health(folder)[0] == "wrong"
+    return list(troubled(folder.stage()))
+
+
 def test_a_faulty_miners_own_model_is_no_difference(tmp_path: Path) -> None:
     written = synthetic.Folder(tmp_path)
     written.round(0)
@@ -322,6 +396,31 @@ def test_a_round_to_which_nobody_brought_anything_good_is_void_by_that(tmp_path:
     ]
 
 
+@pytest.mark.parametrize(
+    ("active", "told", "why"),
+    [
+        (0, [], "No peer had committed by the deadline."),
+        (0, [("miner-1", "committed", {"block": 25, "in_time": True})], "No validator is known to have posted a vote."),
+        (
+            0,
+            [("validator-1", "unobserved", {"why": "came too late"})],
+            "No validator that counts has judged it in time (validator-1 came too late).",
+        ),
+    ],
+)
+def test_nobody_had_committed_only_if_a_validator_that_was_there_in_time_says_so_and_no_miner_says_otherwise(
+    active: int, told: list[tuple[str, str, dict[str, Any]]], why: str, tmp_path: Path
+) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.write("validator-1", "checked", 0, active=active, passed=[], rejected={}, seconds={})
+    for node, kind, fields in told:
+        written.write(node, kind, 0, **fields)
+    written.write("validator-1", "applied", 0, void=True, contributing=[], theta="00", seconds={})
+    folder = Folder(tmp_path)
+    folder.read()
+    assert told_of(folder, 0)["why_void"] == why
+
+
 def test_the_bytes_of_a_round_are_all_submissions_that_were_published(tmp_path: Path) -> None:
     written = synthetic.Folder(tmp_path)
     written.round(0)
@@ -357,11 +456,23 @@ def test_nodes_that_only_retry_are_not_healthy_however_many_events_they_write(tm
     for number in range(3, 3 + 200):  # 20 s each: far more than three rounds of the toy run
         for node in ("miner-1", "miner-2", "validator-1"):
             written.write(node, "interrupted", number, fault="the chain does not answer")
-    kind, said = sentence(written)
-    assert kind == "wrong"
-    assert (
-        said == "No round has gone on for 67 minutes. The last failure was of validator-1: the chain does not answer."
+    assert sentence(written) == (
+        "wrong",
+        "No round has gone on for 67 minutes. The network was killed, or it is stuck.",
     )
+    for number in range(203, 299):
+        for node in ("miner-1", "miner-2", "validator-1"):
+            written.write(node, "trouble", number, **trouble("chain_silent", "no answer"))
+    folder = Folder(tmp_path)
+    folder.read()
+    assert folder.stage().silent_seconds > 98 * 60, "a trouble that is told again is no progress"
+    kind, said = health(folder)
+    assert (kind, said.partition(";")[0]) == (
+        "wrong",
+        "miner-1, miner-2, validator-1: the chain node does not answer (no answer)",
+    )
+    for node in ("miner-1", "miner-2", "validator-1"):
+        written.write(node, "mended", 299, about="chain", cause="chain_silent")
     for number in range(300, 302):
         written.round(number)
     assert sentence(written)[0] == "good"

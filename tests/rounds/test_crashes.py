@@ -102,7 +102,7 @@ def test_a_miner_killed_at_any_call_of_the_chain_resumes(networks: Networks) -> 
     network.start("validator", "miner-1")
     miner = network["miner-2"]
     lives = 0
-    for calls in range(1, 24):
+    for calls in range(1, 48):
         miner.calls_left = calls
         network.start("miner-2")
         network.run_blocks(lambda: not miner.alive)

@@ -20,27 +20,34 @@ from murmur.protocol.errors import AccessDenied, ConfigError, StorageError
 
 
 @pytest.mark.parametrize(
-    ("end", "asked", "fault"),
+    ("end", "asked", "dead", "fault"),
     [
-        (None, False, None),
-        (KeyboardInterrupt(), True, None),
-        (ImportError("half a module"), True, None),
-        (ConfigError("fix this"), False, "fix this"),
-        (AssertionError(), False, "AssertionError"),
+        (None, False, None, None),
+        (KeyboardInterrupt(), True, None, None),
+        (ImportError("half a module"), True, None, None),
+        (ConfigError("fix this"), False, None, "fix this"),
+        (AssertionError(), False, None, "AssertionError"),
+        (KeyboardInterrupt(), True, "its thread died", "its thread died"),
     ],
 )
 def test_a_node_records_its_start_and_how_it_stopped(
-    end: BaseException | None, asked: bool, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: BaseException | None,
+    asked: bool,
+    dead: str | None,
+    fault: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared, "is_stopping", lambda: asked)
-    state = SimpleNamespace(events=Events(tmp_path / "events.jsonl", "a"), round=3)
-    with suppress(BaseException), shared.lifetime(cast(NodeState, state)):
+    monkeypatch.setattr(shared, "dead_thread", lambda: dead)
+    state = SimpleNamespace(events=Events(tmp_path / "events.jsonl", "a"), round=3, run_id=bytes(32))
+    with suppress(BaseException), shared.lifetime(cast(NodeState, state), "5hotkey"):
         state.round = 5
         if end is not None:
             raise end
     told = [{**event, "time": 0, "node": ""} for event in read_events(tmp_path / "events.jsonl")]
     assert told == [
-        {"time": 0, "node": "", "event": "started", "round": 3},
+        {"time": 0, "node": "", "event": "started", "round": 3, "run": "00" * 32, "hotkey": "5hotkey"},
         {"time": 0, "node": "", "event": "stopped", "round": 5, "fault": fault},
     ]
 

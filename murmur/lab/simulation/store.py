@@ -13,7 +13,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from murmur.protocol.errors import AccessDenied, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from murmur.protocol.errors import (
+    AccessDenied,
+    ObjectMissing,
+    ObjectReplaced,
+    ObjectTooLarge,
+    StorageCause,
+    StorageError,
+)
 from murmur.protocol.ports import Multipart, ObjectFacts, Time
 from murmur.protocol.types import Pointer
 from storage.realtime import REAL, seconds_until
@@ -254,12 +261,12 @@ class StoreBucket:
             self._store.log.append((self._name, verb, key))
         self._store.before(Call(self._name, self._reader, verb, key, timeout_seconds))
         if self.revoked:
-            raise AccessDenied(f"{verb}: the credential is unknown or may not do this (403)")
+            raise _denied(verb)
         if timeout_seconds <= 0:
-            raise StorageError(f"{verb}: out of time")
+            raise _because(StorageCause.SILENT, f"{verb}: out of time")
         self._travel(verb, key, 0, timeout_seconds)
         if self._faults.denied or (writes and self._read_only):
-            raise AccessDenied(f"{verb}: the credential is unknown or may not do this (403)")
+            raise _denied(verb)
 
     def _travel(self, verb: str, key: str, num_bytes: int, timeout_seconds: float, *, up: bool = False) -> None:
         """Spend the transfer's time; fail if the server goes down meanwhile."""
@@ -267,14 +274,14 @@ class StoreBucket:
         if seconds > 0:
             self._time.sleep(min(seconds, timeout_seconds))
         if seconds > timeout_seconds:
-            raise StorageError(f"{verb}: out of time")
+            raise _because(StorageCause.SILENT, f"{verb}: out of time")
         if self._faults.down:
-            raise StorageError(f"{verb}: no connection to the endpoint")
+            raise _because(StorageCause.UNREACHABLE, f"{verb}: no connection to the endpoint")
 
     def _stall(self, timeout_seconds: float) -> None:
         if self._faults.stalls:
             self._time.sleep(timeout_seconds)
-            raise StorageError("get: out of time")
+            raise _because(StorageCause.SILENT, "get: out of time")
 
     def _find(self, key: str) -> _Object:
         with self._store.lock:
@@ -326,3 +333,15 @@ class StoreParts:
     def _require_known(self) -> None:
         if self not in self._others():
             raise ObjectMissing("upload: there is no such object or bucket")
+
+
+def _denied(verb: str) -> AccessDenied:
+    fault = AccessDenied(f"{verb}: the credential is unknown or may not do this (403)")
+    fault.cause = StorageCause.DENIED
+    return fault
+
+
+def _because(cause: StorageCause, why: str) -> StorageError:
+    fault = StorageError(why)
+    fault.cause = cause
+    return fault

@@ -1,6 +1,7 @@
 """Follow the chain: await its blocks, read agreed selections, write our own slot. Of the run's state it knows the
 amendments only; murmur/node/node.py acts on the decisions."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,7 @@ LOOK_SECONDS, LOOK_SHARE = 15.0, 0.1
 head is looked at: does it advance, and is it new?"""
 RETURN_BLOCKS = 2
 """Statements that a fork has dropped mostly come back by themselves within this many blocks."""
+POSTED_KEPT = 8
 STALL_SECONDS = 1.0
 """Pause between two tries to reach a chain that does not answer."""
 
@@ -50,6 +52,8 @@ class Follower:
         self._round = -1
         """The chain's round when we last looked at its head."""
         self.me = ports.signer.peer
+        self.posted = deque[Commitment | Vote | None](maxlen=POSTED_KEPT)
+        """The last statements that this process has posted, or has tried to: an answer may be lost."""
         self.time = ports.time
         self._waited = False
         self.may_want = True
@@ -194,6 +198,7 @@ class Follower:
             me = self.registered()
             named = me.slot.amendment if me is not None and me.slot is not None else None
             amendment = named or self.run.head
+        self.posted.append(statement)
         return self.ports.chain.publish(encode_slot(self.ports.pointer, statement, amendment))
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:

@@ -14,8 +14,6 @@ from murmur.protocol.types import Header
 
 STILL_BLOCKS, STILL_SECONDS = 10, 30.0
 """A head that stands for so many blocks' time, and for so long, is told."""
-STILL_SHARE = 0.5
-"""An old head that has stood for this share of its age stands still; a lagging one moves on."""
 OLD_BLOCKS, OLD_SECONDS = 6, 20.0
 """A final block is two or three blocks old on a chain in order. An older one, by both, is told."""
 CLOCK_SECONDS = 60.0
@@ -41,9 +39,10 @@ class HeadWatch:
         if head.block < self._block:
             return Trouble("chain_behind", f"it shows block {head.block} as final, after block {self._block}")
         stands, age = now - self._moved_at, self._time.wall() - head.time
-        if stands > self._still or (age > self._old and stands > STILL_SHARE * age):
+        if stands > self._still:
             return Trouble("chain_halted", f"block {self._block} has been the last one for {stands:.0f} s")
-        if -CLOCK_SECONDS <= age <= self._old:
+        # One that stands was not old when it came: it may be followed by the next at any moment.
+        if -CLOCK_SECONDS <= age - stands <= self._old:
             return None
         off = self._off()
         if off is not None and abs(off) > CLOCK_SECONDS:

@@ -34,6 +34,8 @@ class RetryingChain:
         self._chain, self._clock, self._block_seconds, self._time = chain, clock, block_seconds, time
         self._tell = tell
         self._final, self._seen_at = -1, 0.0
+        self._failing_since: float | None = None
+        """When the first call began that failed after the last one that did not."""
 
     def genesis(self) -> bytes:
         return self._chain.genesis()
@@ -77,17 +79,25 @@ class RetryingChain:
                 found = call()
             except ChainError as fault:
                 now = self._time.now()
-                if fault.code is None and block <= self._final and now - began >= PATIENT_SECONDS:
-                    self._tell(fault)
+                if fault.code is None and block <= self._final:
+                    self._fails(fault, began, now)
                 if fault.code is not None or block > self._final or now >= until:
                     raise
                 if not failed:
                     logger.debug("a call of the chain failed ({fault}); trying again", fault=str(fault))
                 failed = True
             else:
+                self._failing_since = None
                 self._tell(None)
                 return found
             self._time.sleep(PAUSE_SECONDS)
+
+    def _fails(self, fault: ChainError, began: float, now: float) -> None:
+        """Tell of a chain that has failed for long, by one call or by several: on a fast chain a window is short."""
+        if self._failing_since is None:
+            self._failing_since = began
+        if now - self._failing_since >= PATIENT_SECONDS:
+            self._tell(fault)
 
     def _deadline(self) -> float:
         """Return when the current window ends by plan; at least a reveal window from now, since a call that timed out

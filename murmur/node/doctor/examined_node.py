@@ -49,6 +49,8 @@ class ExaminedNode(Examined):
         """Blobs of the run that were read before its owner's bucket failed: the next try continues from there."""
         self.undecided = 0
         """The first round that this node has not decided."""
+        self.in_use = False
+        """Whether another process runs a node in this home."""
 
     @property
     def endpoint(self) -> str:

@@ -61,8 +61,10 @@ def home(node: ExaminedNode) -> str:
 def node(examined: ExaminedNode) -> str:
     """Check that a node that runs here says nothing is wrong."""
     tail = read_event_tail(examined.home)
-    if tail.newest is None or tail.on_request:
-        return "no node runs here now" if tail.newest is None else "the node here was stopped on request"
+    if tail.newest is None:
+        return "no node runs here now"
+    if tail.on_request and not tail.standing:
+        return "the node here was stopped on request"
     if found := tail.troubles(examined.time.wall()):
         raise FailedCheck("; ".join(map(seen, found)), "; ".join(f"by {one['owner']}: {one['do']}" for one in found))
     return f"the node here says nothing is wrong in round {tail.newest['round']}"

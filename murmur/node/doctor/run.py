@@ -42,6 +42,7 @@ def state(node: ExaminedNode) -> str:
     try:
         store = StateStore(node.home, node.found.id)
     except InUse:
+        node.in_use = True
         if node.keeps:
             raise
         return "in use by a node that runs"

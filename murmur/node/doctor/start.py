@@ -8,7 +8,7 @@ reached, after HANG_SECONDS if it hangs.
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from loguru import logger
 
@@ -25,6 +25,7 @@ from murmur.training.memory import Role
 from storage.realtime import REAL
 
 RETRY_SECONDS = 5.0
+AGAIN_SECONDS = 60.0
 HANG_SECONDS = 120.0
 """For a server that accepts or drops connections, and does not answer. It may be busy, and nothing shows that its
 address is wrong; but it has never answered this home."""
@@ -62,16 +63,21 @@ NODE = Check("node", machine.node, machine.HOME_FIX, ("home",))
 """For who examines a node that runs: what it says itself."""
 
 
+_Said = tuple[frozenset[str], float]
+"""The checks whose faults were said, and when."""
+_NOTHING_SAID: _Said = frozenset(), 0.0
+
+
 def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
     """Return everything that a node is built of, once all checks have passed. Raises ConfigError for faults that the
     operator has to fix, DiskFull for a full disk alone, UpdateNeeded if this release is too old. Nothing is published
     before it returns."""
-    until = time.now() + HANG_SECONDS
+    until, said = time.now() + HANG_SECONDS, _NOTHING_SAID
     while True:
         node = ExaminedNode(config, role, keeps=True, time=time)
         try:
             found = list(node.examine(CHECKS))
-            _say(found, node)
+            said = _say(found, node, said)
             if _may_begin(found, node, until - time.now()):
                 return node
         except BaseException:
@@ -81,17 +87,23 @@ def ready(config: NodeConfig, role: Role, time: Time = REAL) -> ExaminedNode:
         time.sleep(RETRY_SECONDS)
 
 
-def _say(found: Sequence[Finding], node: ExaminedNode) -> None:
-    """Write why the node does not start yet into its events, where `murmur status` and the page look."""
+def _say(found: Sequence[Finding], node: ExaminedNode, said: _Said) -> _Said:
+    """Write why the node does not start yet into its events, where `murmur status` and the page look; again only after
+    AGAIN_SECONDS while it is the same. `said`: the last time."""
     faults = [finding for finding in found if finding.status is Status.FAULT]
-    if not faults or not hasattr(node, "home"):
-        return
+    if not faults or not hasattr(node, "home") or node.in_use:
+        return said  # another node's home has that node's events
+    names, now = frozenset(fault.name for fault in faults), node.time.now()
+    if names == said[0] and now < said[1] + AGAIN_SECONDS:
+        return said
     ends = [fault for fault in faults if fault.reaction in (Reaction.END, Reaction.UPDATE, Reaction.FULL)]
     seen = "; ".join(f"{fault.name}: {fault.detail}. Fix: {fault.fix}" for fault in ends or faults)
     own = node.config.wallet
     with suppress(OSError):  # a disk that is full or read-only: it is said on the terminal
         events = Events(node.home / EVENTS, f"{own.name}/{own.hotkey}", node.time)
-        events.emit("trouble", 0, **Trouble("cannot_start" if ends else "waits", seen).fields())
+        with closing(events):
+            events.emit("trouble", 0, **Trouble("cannot_start" if ends else "waits", seen).fields())
+    return names, now
 
 
 def _may_begin(found: Sequence[Finding], node: ExaminedNode, patience: float) -> bool:

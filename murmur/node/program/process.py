@@ -53,11 +53,8 @@ def run_program(main: Callable[[], None]) -> int:
         if not stop.asked:
             return status
     # An interrupted library call may have raised any error, or none.
-    if stop.fault is not None:
-        logger.error("stopped: {fault}", fault=stop.fault)
-        return EXIT_AGAIN
     stop.say()
-    return 0
+    return stop.status
 
 
 def is_stopping() -> bool:
@@ -102,10 +99,19 @@ class _Stop:
         if main is not None:
             signal.pthread_kill(main, signal.SIGTERM)
 
+    @property
+    def status(self) -> int:
+        """The exit status of a process that was interrupted."""
+        return 0 if self.fault is None else EXIT_AGAIN
+
     def say(self) -> None:
         """Log the stop, once."""
-        if not self._said:
-            self._said = True
+        if self._said:
+            return
+        self._said = True
+        if self.fault is not None:
+            logger.error("stopped: {fault}", fault=self.fault)
+        else:
             logger.info("stopped on request; everything is saved, and the next start resumes here")
 
     def _dropped(self, fault: "sys.UnraisableHookArgs") -> None:
@@ -115,7 +121,7 @@ class _Stop:
 
     def _end(self) -> None:
         self.say()
-        os._exit(0)
+        os._exit(self.status)
 
 
 _stop: _Stop | None = None

@@ -51,7 +51,7 @@ class Cause:
 _UNREAD = "others read nothing new of this node, so its rounds do not count and are not paid; its state is safe"
 _ITSELF = "the node goes on by itself then"
 _KEY = "bucket.access_key and bucket.secret_key"
-_NODE = "another chain node: --network wss://.."
+_NODE = "another chain node (--network wss://..)"
 _LATE_POSTS = "this node sees each deadline late, so its posts and uploads may come too late to count"
 
 CAUSES: Mapping[str, Cause] = {

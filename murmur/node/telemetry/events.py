@@ -40,6 +40,10 @@ class Events:
         os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
         self._see(line)
 
+    def close(self) -> None:
+        """Close the file; nothing can be emitted any more."""
+        os.close(self._file)
+
 
 class Stopwatch:
     """Seconds of one phase: `with Stopwatch() as watch: ...; watch.seconds`."""

@@ -30,7 +30,7 @@ _BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {
     StorageCause.CLOCK: "clock_wrong",
     StorageCause.NO_BUCKET: "bucket_missing",
 }
-_WHOSE = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
+_WHOSE: Mapping[str, str] = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def seen(fields: Mapping[str, Any]) -> str:
 
 def sentence(fields: Mapping[str, Any]) -> str:
     """Return a trouble's fields as one line for people: what, whose, cost, remedy."""
-    whose = _WHOSE.get(fields["owner"], f"{fields['owner']}'s to mend, not yours")
+    owner = str(fields["owner"])  # of a file that anything may have written
+    whose = _WHOSE.get(owner, f"{owner}'s to mend, not yours")
     return f"{seen(fields)}; {whose}. It costs: {fields['costs']}. Do: {fields['do']}"
 
 
@@ -93,9 +94,10 @@ class Standing:
         self._found: dict[str, Mapping[str, Any]] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take the next event of any kind. A start begins anew: what still holds is said again."""
+        """Take the next event of any kind. A start begins anew: what still holds is said again. A node that was stopped
+        on request is kept from nothing."""
         kind = event.get("event")
-        if kind == "started":
+        if kind == "started" or (kind == "stopped" and event.get("fault") is None):
             self._found.clear()
         elif kind == "mended":
             self._found.pop(str(event.get("about")), None)
