@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Pointer, PublicPointer
 from storage import transport
+from storage.deadline import READ_SECONDS, current_deadline, note_failure, remaining_seconds
 from storage.transport import Interrupted, Transport
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _open_client() -> Any:
         # boto3's own retries sleep past a deadline; _retry_delay below replaces them.
         retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=transport.CONNECT_SECONDS,
-        read_timeout=transport.READ_SECONDS,
+        read_timeout=READ_SECONDS,
         s3={"addressing_style": "path"},
     )
     try:
@@ -137,8 +138,8 @@ def may_pass(error: Exception) -> bool:
 
 def pause(attempt: int, after: Exception | None = None) -> None:
     """Sleep before the next attempt, never past the deadline. Raises DeadlinePassed."""
-    transport.note_failure(after)
-    time.sleep(min(_delay(attempt), transport.remaining_seconds()))
+    note_failure(after)
+    time.sleep(min(_delay(attempt), remaining_seconds()))
 
 
 def _stay(context: dict[str, Any], **_: Any) -> None:
@@ -189,7 +190,7 @@ def _retry_delay(
     """Answer botocore's retry question: seconds to sleep first, or None for no retry. Never past the deadline."""
     from botocore.exceptions import ClientError
 
-    transport.note_failure(None)
+    note_failure(None)
     if attempts >= _ATTEMPTS or operation.name == _ASKED_ABOUT_FIRST:
         return None
     if caught_exception is not None:
@@ -198,10 +199,10 @@ def _retry_delay(
     elif response is None or response[0].status_code not in _RETRIED_STATUS:
         return None
     delay = _delay(attempts)
-    until = transport.current_deadline()
+    until = current_deadline()
     if until is not None and time.monotonic() + delay >= until:
         return None
-    transport.note_failure(caught_exception or ClientError(response[1], operation.name))
+    note_failure(caught_exception or ClientError(response[1], operation.name))
     return delay
 
 

@@ -14,10 +14,10 @@ from typing import Literal, TypeVar
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from murmur.protocol.ports import Bucket, Time
 from murmur.protocol.types import PeerId, Pointer, PublicPointer
+from storage.deadline import deadline
 from storage.realtime import REAL, seconds_until
 from storage.resume import Busy, Opening, Unwanted, brought, download_to, is_begun, keep, mapped, remove
 from storage.s3 import RangedBucket
-from storage.transport import deadline
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from murmur.protocol.errors import ObjectMissing, StorageError
 from murmur.protocol.ports import ObjectFacts
-from storage import transport
 from storage.client import may_pass, pause
+from storage.deadline import remaining_seconds
 from storage.refusals import asking, failures
 
 _TRIES = 5
@@ -102,7 +102,7 @@ class Parts:
     def _stands(self) -> bool:
         """Whether the key now holds another object than before, of our size: only its owner writes to a bucket."""
         try:
-            found = self._look(timeout_seconds=transport.remaining_seconds())
+            found = self._look(timeout_seconds=remaining_seconds())
         except StorageError:
             return False
         return (

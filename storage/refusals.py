@@ -21,8 +21,8 @@ from murmur.protocol.errors import (
     StorageCause,
     StorageError,
 )
-from storage import transport
-from storage.transport import DeadlinePassed, Interrupted, TransportError
+from storage.deadline import DeadlinePassed, TransportError, deadline
+from storage.transport import Interrupted
 
 CLOCK_SECONDS = 300.0
 """Clock difference above which we blame the clock: servers refuse a signature that is 15 minutes off, some at 5."""
@@ -76,7 +76,7 @@ def asking(verb: str, timeout_seconds: float) -> Iterator[None]:
     are TransportErrors by now.
     """
     try:
-        with transport.deadline(timeout_seconds):
+        with deadline(timeout_seconds):
             yield
     except failures() as error:
         raise _translated(verb, error) from None

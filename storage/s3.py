@@ -29,6 +29,7 @@ from murmur.protocol.ports import Bucket, Multipart, ObjectFacts
 from murmur.protocol.types import Pointer, PublicPointer
 from storage import transport
 from storage.client import PUBLIC, Client, pause
+from storage.deadline import current_deadline, deadline, remaining_seconds, set_deadline
 from storage.parts import Parts, ReadAt, Section, in_file, in_memory
 from storage.refusals import NO_BUCKET, asking
 from storage.transport import Transport
@@ -144,7 +145,7 @@ class S3Bucket:
         """See Bucket. One PutObject: with parts, servers that support the condition let several writers win."""
         if len(data) > CREATE_BYTES:
             raise ValueError(f"create: {len(data)} bytes, at most {CREATE_BYTES}")
-        with transport.deadline(timeout_seconds):
+        with deadline(timeout_seconds):
             fault: StorageError | None = None
             try:
                 with asking("create", timeout_seconds):
@@ -164,7 +165,7 @@ class S3Bucket:
 
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
         """See Bucket. A broken body is resumed at the break, under the same ETag."""
-        with transport.deadline(timeout_seconds):
+        with deadline(timeout_seconds):
             for _ in range(_VERSIONS):
                 try:
                     with asking("get", timeout_seconds):
@@ -237,7 +238,7 @@ class S3Bucket:
 
     def _abort(self, key: str, upload: str) -> None:
         """Abort an upload. A missing one was aborted by a request whose answer was lost."""
-        with suppress(ObjectMissing), asking("abort", transport.remaining_seconds()):
+        with suppress(ObjectMissing), asking("abort", remaining_seconds()):
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
 
     # --- writing -----------------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ class S3Bucket:
     def _put_parts(self, key: str, read_at: ReadAt, size: int, timeout_seconds: float) -> None:
         upload = None
         try:
-            with transport.deadline(timeout_seconds):
+            with deadline(timeout_seconds):
                 upload = self._begin(key, timeout_seconds)
                 self._send_all(upload, read_at, size, timeout_seconds)
                 upload.complete(timeout_seconds=timeout_seconds)
@@ -262,8 +263,8 @@ class S3Bucket:
             raise
 
     def _send_all(self, upload: Parts, read_at: ReadAt, size: int, timeout_seconds: float) -> None:
-        inherited = (transport.current_deadline(),)
-        with ThreadPoolExecutor(UPLOAD_THREADS, initializer=transport.set_deadline, initargs=inherited) as workers:
+        inherited = (current_deadline(),)
+        with ThreadPoolExecutor(UPLOAD_THREADS, initializer=set_deadline, initargs=inherited) as workers:
             sent = []
             for number, first in enumerate(range(0, size, PART_BYTES), 1):
                 section = Section(read_at, first, min(PART_BYTES, size - first))
@@ -276,7 +277,7 @@ class S3Bucket:
                 raise
 
     def _begin(self, key: str, timeout_seconds: float) -> Parts:
-        with transport.deadline(timeout_seconds):
+        with deadline(timeout_seconds):
             before = self._look(key, timeout_seconds=timeout_seconds)
             with asking("upload", timeout_seconds):
                 answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, **_kept(key))
@@ -373,7 +374,7 @@ def _copy(body: Any, sink: Sink, num_bytes: int) -> int:
         try:
             block = body.read(min(left, _READ_BYTES))
         except (BotoCoreError, HTTPError, OSError):
-            transport.remaining_seconds()
+            remaining_seconds()
             break
         if not block:
             break

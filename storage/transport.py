@@ -33,11 +33,11 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
+from storage.deadline import READ_SECONDS, TransportError, current_deadline, remaining_seconds
 from storage.realtime import REAL, seconds_until
 
 CONNECT_SECONDS = 5.0
 RESOLVE_SECONDS = 10.0
-READ_SECONDS = 30.0
 MAX_POOL_CONNECTIONS = 32
 WHOLE_BODY_BYTES = 1 << 20
 """Cap on a body that is parsed as a whole. 1000 of our keys take about 400 KB; a hostile 4 MiB took 3 s to parse."""
@@ -67,74 +67,15 @@ _WELL_FORMED = {
 }
 
 
-class TransportError(Exception):
-    """The exchange failed and would fail again: a malformed or forbidden answer. Contains no text of the server."""
-
-
 class Interrupted(TransportError):
     """No connection, or it broke. The same exchange may succeed later."""
-
-
-class DeadlinePassed(TransportError):
-    """The caller's time is over. `after` is the failure that a retry was to overcome, the true reason, if there was
-    one."""
-
-    def __init__(self, after: Exception | None) -> None:
-        super().__init__("out of time")
-        self.after = after
 
 
 class AddressRefused(TransportError):
     """The name resolves to an address that a stranger's pointer may not lead to."""
 
 
-# --- one deadline for everything that a thread does ------------------------------------------------------------
-
 _thread = threading.local()
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Bound all exchanges of this thread; an outer, earlier deadline stays in force."""
-    outer: float | None = getattr(_thread, "until", None)
-    failure = last_failure()
-    until = time.monotonic() + seconds
-    set_deadline(until if outer is None else min(until, outer))
-    note_failure(None)
-    try:
-        yield
-    finally:
-        set_deadline(outer)
-        note_failure(failure)
-
-
-def set_deadline(until: float | None) -> None:
-    """Adopt another thread's deadline (`time.monotonic()` seconds): the initializer of a transfer's workers."""
-    _thread.until = until
-
-
-def current_deadline() -> float | None:
-    until: float | None = getattr(_thread, "until", None)
-    return until
-
-
-def note_failure(error: Exception | None) -> None:
-    """Keep the failure that this thread is about to retry: should its time end first, this is why."""
-    _thread.failure = error
-
-
-def last_failure() -> Exception | None:
-    failure: Exception | None = getattr(_thread, "failure", None)
-    return failure
-
-
-def remaining_seconds() -> float:
-    """Return the seconds until this thread's deadline. Raises DeadlinePassed when none are left."""
-    until = current_deadline()
-    left = READ_SECONDS if until is None else until - time.monotonic()
-    if left <= 0:
-        raise DeadlinePassed(last_failure())
-    return left
 
 
 def _bound(sock: socket.socket) -> None:

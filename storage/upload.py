@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 
 from murmur.protocol.errors import AccessDenied, ObjectMissing, StorageError
 from murmur.protocol.ports import Bucket, Multipart, Time
+from storage.deadline import READ_SECONDS
 from storage.exchange import persist
 from storage.realtime import REAL, seconds_until
 from storage.s3 import ABORT_SECONDS, PART_BYTES, UPLOAD_THREADS
-from storage.transport import READ_SECONDS
 
 _TRIES = 5
 """Tries of each call, besides the bucket's own retries: about a minute of an outage. The caller should then have time

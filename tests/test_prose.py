@@ -1,7 +1,7 @@
 """Documents stay short and their sentences too.
 
-A word is a part between spaces with a letter or digit in it; a link counts by its text. Blocks of code, headings and
-pictures are left out. A sentence ends at `.`, `:`, `;`, `?` or `!` before a capital, a quote, a code span or a bracket,
+A word is a part between spaces with a letter or digit in it; a link counts by its text. Blocks of code, headings,
+pictures and tables that a program writes are left out. A sentence ends at `.`, `:`, `;`, `?` or `!` before a capital, a quote, a code span or a bracket,
 or at the end of a paragraph, a list item or a table's cell. Parts of up to three words are no sentences.
 """
 
@@ -27,6 +27,7 @@ def words(text: str) -> int:
 
 def prose(path: Path) -> str:
     text = re.sub(r"(?ms)^\s*```.*?^\s*```\s*$", "", path.read_text(encoding="utf-8"))
+    text = re.sub(r"(?ms)^<!-- (\w+): .*?^<!-- end of \1 -->$", "", text)
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("#", "![")))
 
 

@@ -88,7 +88,7 @@ class Node(Follower):
 
     def __init__(self, run: Run, ports: Ports, state: NodeState, *, waits: bool = True) -> None:
         """waits: for theta_0, until a bucket has it. Raises StorageError otherwise."""
-        super().__init__(run, ports, state.timeline, state.events.emit)
+        super().__init__(run, ports, state.timeline, state.events)
         self.state = state
         self._terms = SubnetTerms(state.events)
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds

@@ -50,7 +50,7 @@ class Node:
         own = self.store.bucket("own")
         self.store.faults["own"] = Faults(denied=denied)
         self.events: list[tuple[str, int, dict[str, Any]]] = []
-        self.troubles = Troubles(self.emit, ROUND_SECONDS, self.time)
+        self.troubles = Troubles(self, ROUND_SECONDS, self.time)
         self.backoff = Backoff(own, ROUND_SECONDS, self.troubles, self.time)
 
     def emit(self, kind: str, round: int, **fields: Any) -> None:

@@ -28,7 +28,7 @@ class Said:
     def __init__(self) -> None:
         self.events: list[tuple[str, int, Mapping[str, Any]]] = []
         self.time = Time()
-        self.troubles = Troubles(self.emit, ROUND_SECONDS, self.time)
+        self.troubles = Troubles(self, ROUND_SECONDS, self.time)
 
     def emit(self, kind: str, round: int, **fields: Any) -> None:
         self.events.append((kind, round, fields))

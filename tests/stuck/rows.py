@@ -45,7 +45,7 @@ WAVES: dict[str, list[Row]] = {
     "stores-5": [
         *_of("miner-1", ("store-hangs", "bucket_silent")),
         *_of("miner-2", ("store-gone", "bucket_unreachable")),
-        *_of("miner-3", ("store-skewed", "clock_wrong")),
+        *_of("miner-3", ("store-skewed", "bucket_clock")),
         *_of("validator-1", ("store-gone", "bucket_unreachable")),
     ],
     "chain-1": [

@@ -17,7 +17,7 @@ from murmur.node.fetch.credentials import Credentials
 from murmur.node.fetch.sources import Sources, sources_as_of
 from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import Timeline
-from murmur.node.telemetry.trouble import Emit, Troubles, of_chain
+from murmur.node.telemetry.trouble import Emitter, Nobody, Troubles, of_chain
 from murmur.protocol.errors import ChainError
 from murmur.protocol.messages import encode_slot
 from murmur.protocol.run import Run
@@ -38,13 +38,13 @@ STALL_SECONDS = 1.0
 class Follower:
     """One node's view of a run's chain. Everything that blocks has a deadline from the round clock."""
 
-    def __init__(self, run: Run, ports: Ports, timeline: Timeline, emit: Emit = lambda *event, **fields: None) -> None:
-        """emit: takes events of troubles."""
+    def __init__(self, run: Run, ports: Ports, timeline: Timeline, events: Emitter | None = None) -> None:
+        """events: take what is said of troubles."""
         self.run, self.timeline = run, timeline
         self.clock = run.clock
         block_seconds = run.first.clock.block_seconds
         round_seconds = run.first.clock.round_blocks * block_seconds
-        self.troubles = Troubles(emit, round_seconds, ports.time)
+        self.troubles = Troubles(events or Nobody(), round_seconds, ports.time)
         self._look_seconds = max(LOOK_SECONDS, LOOK_SHARE * round_seconds)
         patient = RetryingChain(ports.chain, run.clock, block_seconds, ports.time, self._chain_fails)
         self.ports = replace(ports, chain=patient)

@@ -4,7 +4,8 @@ import socket
 from urllib.parse import urlsplit
 
 from murmur.node.doctor.finding import Reaction
-from storage.transport import deadline, resolve
+from storage.deadline import deadline
+from storage.transport import resolve
 
 CONNECT_SECONDS = 2.0
 SHARE = 0.9

@@ -18,7 +18,7 @@ from murmur.node.doctor import bucket, chain, machine, run
 from murmur.node.doctor.examined_node import ExaminedNode
 from murmur.node.doctor.finding import Check, Finding, Reaction, Status
 from murmur.node.telemetry.events import EVENTS, Events
-from murmur.node.telemetry.trouble import Trouble
+from murmur.node.telemetry.trouble import Trouble, write
 from murmur.protocol.errors import ConfigError, DiskFull, UpdateNeeded
 from murmur.protocol.ports import Time
 from murmur.training.memory import Role
@@ -102,7 +102,7 @@ def _say(found: Sequence[Finding], node: ExaminedNode, said: _Said) -> _Said:
     with suppress(OSError):  # a disk that is full or read-only: it is said on the terminal
         events = Events(node.home / EVENTS, f"{own.name}/{own.hotkey}", node.time)
         with closing(events):
-            events.emit("trouble", 0, **Trouble("cannot_start" if ends else "waits", seen).fields())
+            write(events, 0, Trouble("cannot_start" if ends else "waits", seen))
     return names, now
 
 

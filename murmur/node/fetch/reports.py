@@ -14,8 +14,8 @@ from murmur.protocol.messages import DOCUMENT_MAX_BYTES, parse_signed
 from murmur.protocol.run import Run
 from murmur.protocol.types import PeerId
 from storage.collect import gather
+from storage.deadline import deadline
 from storage.exchange import Data, FetchFault, Wanted
-from storage.transport import deadline
 
 FETCH_SECONDS = 30.0
 LOOK_BACK_ROUNDS = 8

@@ -136,14 +136,8 @@ def settled(
     reader = Reader(owner, sources_as_of(run, head, peers, ports.open_pointer), read, FETCHES_A_LOOK, time)
     try:
         previous, fresh = reader.chain(named, known)
-    except AnotherRun as fault:
-        tell(Trouble("run_replaced", str(fault)))
-        return run
-    except StorageError as fault:
-        tell(Trouble("owner_unread", str(fault)))
-        return run
-    except InvalidMessage:
-        tell(Trouble("amendment_invalid"))
+    except (StorageError, InvalidMessage) as fault:
+        tell(_unusable(fault))
         return run
     if previous != run.head:
         tell(Trouble("amendment_invalid", "it does not continue the known run"))
@@ -213,6 +207,13 @@ def follow(follower: "Follower", state: "NodeState", run: Run) -> None:
     if run.head != follower.run.head:
         state.store.run.save(run)
     follower.run = run
+
+
+def _unusable(fault: StorageError | InvalidMessage) -> Trouble:
+    """Return why what the owner's slot names is not followed."""
+    if isinstance(fault, AnotherRun):
+        return Trouble("run_replaced", str(fault))
+    return Trouble("owner_unread", str(fault)) if isinstance(fault, StorageError) else Trouble("amendment_invalid")
 
 
 def _is_spec(data: bytes, digest: Digest) -> bool:

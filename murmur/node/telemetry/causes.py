@@ -125,6 +125,13 @@ CAUSES: Mapping[str, Cause] = {
         "its votes do not count, and the chain refuses its weights",
         f"stake to it (btcli stake add); the epoch after gives the permit, and {_ITSELF}",
     ),
+    "bucket_clock": Cause(
+        About.BUCKET,
+        Owner.YOU,
+        "our own bucket's store takes this machine's clock for wrong",
+        _UNREAD,
+        f"set it and keep it right by NTP: timedatectl set-ntp true; {_ITSELF}",
+    ),
     "bucket_full": Cause(
         About.BUCKET,
         Owner.YOU,

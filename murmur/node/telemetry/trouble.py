@@ -5,10 +5,10 @@ page, metrics and alerts show the same words (murmur/node/telemetry/causes.py). 
 reader needs no table.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 from loguru import logger
 
@@ -16,8 +16,19 @@ from murmur.node.telemetry.causes import CAUSES, About, Cause, Owner
 from murmur.protocol.errors import ChainError, StorageCause, StorageError
 from murmur.protocol.ports import Time
 
-Emit = Callable[..., None]
-"""Takes an event: its kind, its round, and fields by name (Events.emit)."""
+
+class Emitter(Protocol):
+    """What takes events: a node's Events."""
+
+    def emit(self, event: str, round: int, **fields: Any) -> None: ...
+
+
+class Nobody:
+    """Takes events for nobody."""
+
+    def emit(self, event: str, round: int, **fields: Any) -> None:
+        pass
+
 
 _REFUSALS = {
     "AccountNotAllowedCommit": "not_registered",
@@ -26,10 +37,7 @@ _REFUSALS = {
     "Payment": "no_money",
 }
 """The chain's names of refusals -> our causes."""
-_BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {
-    StorageCause.CLOCK: "clock_wrong",
-    StorageCause.NO_BUCKET: "bucket_missing",
-}
+_BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {StorageCause.NO_BUCKET: "bucket_missing"}
 _WHOSE: Mapping[str, str] = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
 
 
@@ -47,7 +55,7 @@ class Trouble:
     def fields(self) -> dict[str, Any]:
         """Return it as an event's fields."""
         of = self.of
-        return {
+        fields = {
             "about": of.about,
             "cause": self.cause,
             "owner": of.owner,
@@ -56,6 +64,7 @@ class Trouble:
             "costs": of.costs,
             "do": of.do,
         }
+        return fields
 
     def __str__(self) -> str:
         return sentence(self.fields())
@@ -114,12 +123,18 @@ class Standing:
 FIELDS = frozenset(Trouble("stopped").fields())
 
 
+def write(events: Emitter, round: int, trouble: Trouble) -> None:
+    """Write a trouble as an event."""
+    fields = trouble.fields()
+    events.emit("trouble", round, **fields)
+
+
 class Troubles:
     """The troubles of a running node. Each is logged and emitted when it begins, and again once a planned round while
     it lasts; its end is, too. Thread-safe."""
 
-    def __init__(self, emit: Emit, round_seconds: float, time: Time) -> None:
-        self._emit, self._again, self._time = emit, round_seconds, time
+    def __init__(self, events: Emitter, round_seconds: float, time: Time) -> None:
+        self._events, self._again, self._time = events, round_seconds, time
         self._lock = Lock()
         self._here: dict[About, tuple[Trouble, float]] = {}
         """What there is, and when it was said last."""
@@ -133,7 +148,7 @@ class Troubles:
             if before is not None and before[0].cause == trouble.cause and now < before[1] + self._again:
                 return
             self._here[about] = trouble, now
-        self._emit("trouble", round, **trouble.fields())
+        write(self._events, round, trouble)
         level = "ERROR" if trouble.of.owner is Owner.YOU else "WARNING"
         logger.log(level, "round {round}: {trouble}", round=round, trouble=str(trouble))
 
@@ -144,7 +159,7 @@ class Troubles:
             if before is None or (causes and before[0].cause not in causes):
                 return
             del self._here[about]
-        self._emit("mended", round, about=about, cause=before[0].cause)
+        self._events.emit("mended", round, about=about, cause=before[0].cause)
         logger.info("round {round}: mended: {says}", round=round, says=before[0].of.says)
 
     def look(self, round: int, about: About, trouble: Trouble | None) -> None:
