@@ -1,8 +1,9 @@
 """Documents stay short and their sentences too.
 
 A word is a part between spaces with a letter or digit in it; a link counts by its text. Blocks of code, headings,
-pictures and tables that a program writes are left out. A sentence ends at `.`, `:`, `;`, `?` or `!` before a capital, a quote, a code span or a bracket,
-or at the end of a paragraph, a list item or a table's cell. Parts of up to three words are no sentences.
+pictures and tables that a program writes are left out. A sentence ends at `.`, `:`, `;`, `?` or `!` before a capital, a
+quote, a code span or a bracket, or at the end of a paragraph, a list item or a table's cell. Parts of up to three words
+are no sentences.
 """
 
 import re

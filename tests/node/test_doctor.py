@@ -449,7 +449,7 @@ def test_doctor_shows_what_a_node_that_runs_says_itself(world: World) -> None:
     events.emit("trouble", 5, **trouble.fields())
     found = said_by_the_node(world)
     assert found.status is Status.FAULT
-    assert found.detail == f"{trouble.of.says} (put: (403)). It costs: {trouble.of.costs}"
+    assert found.detail == f"{trouble.of.says} (put: (403))"
     assert found.fix == f"by you: {trouble.of.do}"
     events.emit("mended", 6, about="bucket", cause="bucket_denied")
     assert said_by_the_node(world).status is Status.OK

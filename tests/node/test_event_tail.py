@@ -63,7 +63,7 @@ def test_a_round_that_was_told_twice_is_told_as_it_was_told_last(home: Callable[
         (
             [stood(1)],
             4 * FALLBACK_SECONDS,
-            ["the node has said nothing for three rounds' time (no round has ended for 240 minutes, "],
+            ["the node has ended no round for two rounds' time (no round has ended for 240 minutes, "],
         ),
         ([stood(1)], -600.0, ["this machine's clock is wrong (its last event lies 10 minutes in the future, "]),
         ([{"event": "trained", "round": 0}], 0.0, []),

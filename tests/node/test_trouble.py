@@ -130,7 +130,7 @@ def trouble(cause: str, time: float) -> dict[str, Any]:
         ([trouble("chain_silent", 1.0), event("mended", 2.0, about="disk", cause="disk_low")], ["chain_silent"]),
         ([trouble("chain_silent", 1.0), event("started", 2.0)], []),
         ([event("started", 1.0), trouble("chain_silent", 2.0)], ["chain_silent"]),
-        ([trouble("chain_silent", 1.0), event("stopped", 2.0, fault="no space")], ["chain_silent"]),
+        ([trouble("chain_silent", 1.0), event("stopped", 2.0, fault="no space")], ["chain_silent", "stopped"]),
         ([trouble("chain_silent", 1.0), event("stopped", 2.0, fault=None)], []),
         ([event("stopped", 1.0, fault=None), trouble("cannot_start", 2.0)], ["cannot_start"]),
         ([trouble("chain_silent", 1.0), event("applied", 2.0), event("interrupted", 3.0)], ["chain_silent"]),
@@ -196,9 +196,9 @@ def test_every_refusal_of_our_own_bucket_has_a_cause(cause: StorageCause) -> Non
     fault.cause = cause
     found = of_own_bucket(fault)
     assert found.detail == "put: refused"
-    own = {StorageCause.CLOCK: "clock_wrong", StorageCause.NO_BUCKET: "bucket_missing"}
+    own = {StorageCause.NO_BUCKET: "bucket_missing"}
     assert found.cause == own.get(cause, f"bucket_{cause}")
-    assert found.of.about is (About.CLOCK if cause is StorageCause.CLOCK else About.BUCKET)
+    assert found.of.about is About.BUCKET
 
 
 def test_a_fault_of_our_own_bucket_that_says_no_cause_is_told_as_one() -> None:

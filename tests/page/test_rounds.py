@@ -253,10 +253,10 @@ def test_nodes_with_one_cause_are_named_together_and_what_most_have_comes_first(
         written.write(name, "trouble", 0, **trouble("chain_silent", f"seen by {name}"))
     folder = Folder(tmp_path)
     folder.read()
-    most, one = troubled(folder.stage())
-    assert most == f"miner-1, miner-2, miner-3 and 2 more: {Trouble('chain_silent', 'seen by miner-1')}."
-    assert one == f"garbage-1: {Trouble('amendment_invalid')}."
-    assert health(folder) == ("wrong", most)
+    most = f"miner-1, miner-2, miner-3 and 2 more: {Trouble('chain_silent', 'seen by miner-1')}."
+    one = f"garbage-1: {Trouble('amendment_invalid')}."
+    assert troubled(folder.stage()) == f"{most} {one}"
+    assert health(folder) == ("wrong", f"{most} {one}")
     written.end()
     assert sentence(written)[0] == "good", "after the end nothing is to be mended"
 

@@ -19,6 +19,8 @@ from murmur.protocol.spec import parse_spec
 from murmur.protocol.types import Digest
 
 NAME = "run.json"
+RUN_CHARACTERS = 16
+"""Of a run's id, in the name of its folder."""
 LOCK = "lock"
 """File in a run's folder that its process keeps locked (flock)."""
 
@@ -52,11 +54,11 @@ class RunFile:
 
 def folder_of(home: Path, run: Digest) -> Path:
     """Return a node's folder for one run."""
-    return home / run.hex()[:16]
+    return home / run.hex()[:RUN_CHARACTERS]
 
 
-def is_played(folder: Path) -> bool:
-    """Whether a process holds the lock of a run's folder."""
+def is_left(folder: Path) -> bool:
+    """Whether a process has played in a run's folder, and none holds its lock now."""
     try:
         handle = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
@@ -64,10 +66,10 @@ def is_played(folder: Path) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return True
+        return False
     finally:
         os.close(handle)
-    return False
+    return True
 
 
 def saved_runs(home: Path) -> list[Run]:

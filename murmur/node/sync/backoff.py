@@ -50,10 +50,10 @@ class Backoff:
         return trouble.cause
 
     def tell(self, round: int, trouble: Trouble) -> None:
-        """Say what failed in this round. Work that is late while the chain or the bucket is in trouble, or the clock,
-        is late because of that."""
+        """Say what failed in this round. Work that is late in a round in which chain, bucket or clock were in
+        trouble is late because of that."""
         self._failed = True
-        if trouble.cause != "too_slow" or not self._troubles.any(*_DELAYS):
+        if trouble.cause != "too_slow" or not self._troubles.lately(*_DELAYS):
             self._troubles.tell(round, trouble)
 
     def passed(self, round: int) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from murmur.node.config.run_file import folder_of, is_played, saved_runs
+from murmur.node.config.run_file import RUN_CHARACTERS, is_left, saved_runs
 from murmur.node.telemetry.events import last_events
 from murmur.node.telemetry.trouble import Standing, Trouble, sentence
 from murmur.protocol.run import Run
-from murmur.protocol.types import Digest
 
 Event = Mapping[str, Any]
 
@@ -140,7 +139,7 @@ def read_event_tail(home: Path) -> EventTail:
 
 def _is_gone(home: Path, started: Event) -> bool:
     run = started.get("run")
-    return isinstance(run, str) and not is_played(folder_of(home, Digest(bytes.fromhex(run))))
+    return isinstance(run, str) and is_left(home / run[:RUN_CHARACTERS])
 
 
 def _of_one_run(events: Iterable[Event]) -> list[Event]:

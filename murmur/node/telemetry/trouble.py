@@ -138,6 +138,8 @@ class Troubles:
         self._lock = Lock()
         self._here: dict[About, tuple[Trouble, float]] = {}
         """What there is, and when it was said last."""
+        self._ended: dict[About, float] = {}
+        """When there was trouble about this last."""
 
     def tell(self, round: int, trouble: Trouble) -> None:
         """Say that this is so now."""
@@ -159,6 +161,7 @@ class Troubles:
             if before is None or (causes and before[0].cause not in causes):
                 return
             del self._here[about]
+            self._ended[about] = self._time.now()
         self._events.emit("mended", round, about=about, cause=before[0].cause)
         logger.info("round {round}: mended: {says}", round=round, says=before[0].of.says)
 
@@ -169,7 +172,13 @@ class Troubles:
         else:
             self.tell(round, trouble)
 
-    def any(self, *abouts: About) -> bool:
-        """Whether there is trouble about one of these."""
+    def now(self) -> list[Trouble]:
+        """Return what there is."""
         with self._lock:
-            return any(about in self._here for about in abouts)
+            return [trouble for trouble, _ in self._here.values()]
+
+    def lately(self, *abouts: About) -> bool:
+        """Whether there is trouble about one of these, or was within a planned round."""
+        with self._lock:
+            since = self._time.now() - self._again
+            return any(about in self._here or self._ended.get(about, since) > since for about in abouts)

@@ -5,6 +5,7 @@ faults while nodes run. Clock faults are passed on to the files of the nodes' cl
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class Gates:
 
     def __init__(self, url: str, store: StoreReady, nodes: list[str], faults: Path) -> None:
         self._url, self._store, self._file = url, store, faults
+        logging.getLogger("websockets").setLevel(logging.CRITICAL)  # it tells each connection that a fault breaks
         self._clocks = {node: faults.parent / "clocks" / node for node in nodes}
         self._faults: Mapping[str, frozenset[str]] = {}
         self._read_at = -READ_SECONDS
