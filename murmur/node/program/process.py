@@ -40,6 +40,7 @@ def run_program(main: Callable[[], None]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     threading.excepthook = stop.thread_died
+    sys.unraisablehook = stop.ignored
     _allow_open_files()
     os.umask(0o077)  # files are readable by their owner only: some hold keys of payloads that are still sealed
     try:
@@ -89,12 +90,28 @@ class _Stop:
     def thread_died(self, death: threading.ExceptHookArgs) -> None:
         """End the process when one of its threads dies: what that thread did would be missing without a word. A process
         that then hangs is ended all the same."""
-        sys.excepthook(death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
         if self.asked:
             return
+        signal.alarm(DYING_SECONDS)  # first, and not a thread: there may be no memory for more
         name = death.thread.name if death.thread is not None else "unknown"
         self.fault = f"its thread {name!r} died of {death.exc_type.__name__}; start it again"
-        signal.alarm(DYING_SECONDS)  # not a thread: there may be no memory for one
+        sys.excepthook(death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
+        self._interrupt()
+
+    def ignored(self, fault: "sys.UnraisableHookArgs") -> None:
+        """End the process when a thread dies before it has begun, for lack of memory: whoever started it waits for
+        ever. Python ignores such an error, as it does those of finalizers."""
+        began = "thread started" not in (fault.err_msg or "")
+        if not began and not self.asked:
+            signal.alarm(DYING_SECONDS)
+            self.fault = f"a thread could not begin ({fault.exc_type.__name__}); start it again"
+        sys.__unraisablehook__(fault)
+        if not began and not self.asked:
+            self._interrupt()
+
+    @staticmethod
+    def _interrupt() -> None:
+        """Interrupt the main thread."""
         main = threading.main_thread().ident
         if main is not None:
             signal.pthread_kill(main, signal.SIGTERM)
