@@ -65,7 +65,7 @@ _STATUSES = {
 _BUSY = "the server is busy, throttles us, or is being mended"
 """What a 503 without a code means."""
 
-NO_BUCKET = "there is no such bucket; check its name and the endpoint"
+NO_BUCKET = "there is no such bucket"
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from murmur.node.chain.agreement import Agreement
+from murmur.node.chain.head_watch import HeadWatch
 from murmur.node.fetch.reports import UnreadReason
 from murmur.node.observe import history as histories
 from murmur.node.observe.history import History
 from murmur.node.observe.reader import AsOf
+from murmur.node.telemetry.trouble import Trouble
 from murmur.page.folder import Folder
 from murmur.page.health import health
 from murmur.page.live import follower
@@ -29,6 +31,12 @@ from tests.network import FakeNetwork
 
 INVENTED = Digest(bytes([7]) * 32)
 COMPARED = ("contributing", "void", "decided", "rejected", "standing", "active", "unobserved", "learning")
+
+
+@pytest.fixture(autouse=True)
+def right_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of the network that was played are as old as its files, and are not looked at by their age."""
+    monkeypatch.setattr(HeadWatch, "look", lambda watch, head: None)
 
 
 @pytest.fixture
@@ -357,3 +365,13 @@ def test_why_is_kept_of_so_many_bytes_of_reports(played: FakeNetwork, monkeypatc
     source.rounds.keep(2)
     assert [one.number for one in source.rounds] == [1, 2]
     assert source.detail(0) is None
+
+
+def test_a_chain_that_stands_still_is_the_first_that_the_page_says(
+    played: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Trouble("chain_halted", "block 9 has been the last one for 40 s")
+    monkeypatch.setattr(HeadWatch, "look", lambda watch, head: told)
+    source = Network("here", lambda: opened(played))
+    read_all(source)
+    assert health(source) == ("wrong", f"the chain: {told}.")

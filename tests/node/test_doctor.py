@@ -114,7 +114,7 @@ PLANTED: Mapping[Callable[[World], None], tuple[str, str, str]] = {
     wrong_hotkey: ("miner", "wallet", "--wallet.hotkey"),
     unregistered: ("miner", "hotkey", "btcli subnet register --netuid 1 -w mine -H default"),
     no_permit: ("validator", "permit", "btcli stake add --netuid 1"),
-    no_weights: ("validator", "weights", "MURMUR_NETUID"),
+    no_weights: ("validator", "weights", "btcli stake add --netuid 1"),
     wrong_write_key: ("miner", "bucket", "MURMUR_BUCKET__NAME"),
     wrong_bucket: ("miner", "bucket", "MURMUR_BUCKET__ENDPOINT"),
     writable: ("miner", "bucket", "MURMUR_BUCKET__READ_SECRET_KEY"),

@@ -20,6 +20,10 @@ ARCHIVES = f"--archives ({variable_of('archives')})"
 """The names of these settings for an operator."""
 
 
+_MORE_STAKE = ("NotEnoughStakeToSetWeights", "NeuronNoValidatorPermit")
+"""The chain's refusals of weights that stake mends."""
+
+
 def wallet(node: ExaminedNode) -> str:
     """Check that the hotkey's file exists and opens."""
     own = node.config.wallet
@@ -121,5 +125,11 @@ def balance(node: ExaminedNode) -> str | Advice:
 def weights(node: ExaminedNode) -> str:
     """Check that the chain would take a validator's weights: stake, permit, its kind of commit-reveal and version."""
     chain = node.chain.as_local() if node.found.first.local else node.chain
-    chain.require_weights({peer.uid: 1.0 for peer in node.peers})
+    try:
+        chain.require_weights({peer.uid: 1.0 for peer in node.peers})
+    except ChainError as fault:
+        if fault.code in _MORE_STAKE:
+            stake = f"stake to it (btcli stake add --netuid {node.config.netuid}), and wait for the next epoch"
+            raise FailedCheck(str(fault), stake) from None
+        raise
     return f"the chain takes a complete row of {len(node.peers)} weights from this hotkey"

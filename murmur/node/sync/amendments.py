@@ -98,7 +98,7 @@ class Reader:
                 return fetch_blob(opener(), digest, max_bytes, left / (len(self._openers) - at))
             except (StorageError, ConfigError) as found:
                 fault = found
-        raise StorageError(str(fault))
+        raise StorageError(f"neither the bucket of the run's owner nor a validator's serves it: {fault}")
 
 
 def settled(
