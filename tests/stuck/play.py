@@ -9,7 +9,7 @@ from typing import Any
 from murmur.node.telemetry.causes import CAUSES
 from tests.stuck.stage import ROUND_SECONDS, Stage, names
 
-TABLE = "MURMUR_STUCK_TABLE"
+TABLE = "STUCK_TABLE"
 """Environment variable: a file to which each row that was played is added, as a JSON line (tests/stuck/table.py)."""
 SURFACES = {"log", "status", "doctor", "explain", "page", "metrics"}
 TOLD_ROUNDS = 2.0

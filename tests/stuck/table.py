@@ -1,5 +1,5 @@
 """The tables of the documents that follow from what the programs say: of all causes, and of all situations that were
-played. `python -m tests.stuck.table [FILE]` writes both; FILE: what MURMUR_STUCK_TABLE collected (play.py)."""
+played. `python -m tests.stuck.table [FILE]` writes both; FILE: what STUCK_TABLE collected (play.py)."""
 
 import json
 import sys

@@ -53,6 +53,7 @@ KINDS = (
     Kind("store dead", 12, (10, 180)),
     Kind("store slow", 10, (30, 300)),
     Kind("store stalls", 8, (10, 180)),
+    Kind("writes refused", 4, (60, 1800)),
     Kind("chain cut", 8, (10, 120)),
     Kind("chain hangs", 4, (10, 120)),
     Kind("chain stands still", 6, (30, 180)),
@@ -76,6 +77,7 @@ class Afflicted:
 
     dead: int = 0
     stalls: int = 0
+    refused: int = 0
     lies: int = 0
     slow: list[float] = field(default_factory=list)
     rival: str = "honest"
@@ -85,6 +87,7 @@ class Afflicted:
         return StoreFaults(
             down=self.dead > 0 or self.rival == "dead",
             stalls=self.stalls > 0 or self.rival == "stalls",
+            read_only=self.refused > 0,
             lies=self.lies > 0 or self.rival == "lies",
             slow=max(self.slow, default=1.0),
         )
@@ -117,6 +120,7 @@ class Faults:
             "store dead": self._store_dead,
             "store slow": self._store_slow,
             "store stalls": self._store_stalls,
+            "writes refused": self._writes_refused,
             "chain cut": self._chain_cut,
             "chain hangs": self._chain_hangs,
             "chain stands still": self._chain_stands_still,
@@ -286,6 +290,17 @@ class Faults:
 
         def back() -> None:
             self._bucket(member).stalls -= 1
+            self._set(member)
+
+        self._after(seconds, back)
+
+    def _writes_refused(self, member: SimulatedNode, seconds: float) -> None:
+        """Its token may not write any more."""
+        self._bucket(member).refused += 1
+        self._set(member)
+
+        def back() -> None:
+            self._bucket(member).refused -= 1
             self._set(member)
 
         self._after(seconds, back)

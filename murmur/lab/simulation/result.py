@@ -22,6 +22,8 @@ class Result:
     unobserved_weights: int = 0
     refused_weights: int = 0
     """Rows of honest validators that the chain accepted but did not put in force."""
+    wasteful: int = 0
+    """Rounds to which an honest node has committed too often."""
     unpaid: int = 0
     """Honest validators that had set no weights for too long at the end of a calm."""
     oldest_needed_checkpoint_rounds: int = 0

@@ -34,6 +34,7 @@ class Faults:
     - modified: LastModified that is claimed for every object. head_size: size that HEAD claims.
     - down: every call fails. denied: every call is refused. stalls: reads return nothing until their time-out.
     - answers: content per reader, in place of the stored object. lies: wrong bytes of the stored size.
+    - read_only: every write is refused: the token may not write any more.
     - broken_ranges: number of ranged reads that fail. slow: factor on the time of transfers.
     """
 
@@ -45,6 +46,7 @@ class Faults:
     answers: Mapping[str, bytes] = field(default_factory=dict)
     broken_ranges: int = 0
     lies: bool = False
+    read_only: bool = False
     slow: float = 1.0
 
 
@@ -265,7 +267,7 @@ class StoreBucket:
         if timeout_seconds <= 0:
             raise _because(StorageCause.SILENT, f"{verb}: out of time")
         self._travel(verb, key, 0, timeout_seconds)
-        if self._faults.denied or (writes and self._read_only):
+        if self._faults.denied or (writes and (self._read_only or self._faults.read_only)):
             raise _denied(verb)
 
     def _travel(self, verb: str, key: str, num_bytes: int, timeout_seconds: float, *, up: bool = False) -> None:

@@ -14,8 +14,10 @@ from gauntlet.selection import Ranking
 from murmur.cli.main import main
 from murmur.node.fetch.opening import Opened
 from murmur.node.state.node_state import NodeState
+from murmur.node.state.saved import SealedRound
 from murmur.node.sync.prefetch import Prefetch
 from murmur.protocol.types import Digest, Peer, PeerId
+from murmur.rounds.miner import Miner
 from murmur.rounds.score import Scores
 from murmur.rounds.votes import Votes
 
@@ -110,6 +112,19 @@ def endless_join() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def eager_commits() -> Iterator[None]:
+    """A miner whose upload fails commits anew at each try."""
+    real = Miner.promise
+
+    def promise(self: Miner, round: int, sealed: SealedRound) -> None:
+        self.upload_failed = False
+        real(self, round, sealed)
+
+    with patch.object(Miner, "promise", promise):
+        yield
+
+
 STORM = ("--rounds", "40", "--validators", "3", "--miners", "6", "--faults-per-hour", "125")
 WITHHELD = ("--rounds", "20", "--miners", "8", "--withhold", "3", "--faults-per-hour", "12", "--clock", "fitted")
 BUGS: Mapping[str, tuple[Any, tuple[str, ...], str]] = {
@@ -127,6 +142,7 @@ BUGS: Mapping[str, tuple[Any, tuple[str, ...], str]] = {
     "a skipped payload": (skipped, STORM, "disagreements"),
     "pay from an unobserved round": (blind_pay, STORM, "unobserved_weights"),
     "a guess at the reveal deadline": (guess_at_v, WITHHELD, "honest_late"),
+    "commitments that are burnt": (eager_commits, STORM, "wasteful"),
     "a join without a bound": (endless_join, WITHHELD, "honest_late"),
 }
 
