@@ -80,7 +80,9 @@ class Submissions:
             block = _found(written)
             if block is not None:
                 return block
-            raise ChainError(f"{watch.why}{f'; the last fault: {lost}' if lost else ''}")
+            fault = ChainError(f"{watch.why}{f'; the last fault: {lost}' if lost else ''}")
+            fault.cause = watch.cause
+            raise fault
 
     def _attempt(self, send: Send, again: bool, head: int, watch: "_Watch") -> int:
         """Send at `head` and return the block that includes it. ChainError without a code when none does in time."""
@@ -115,6 +117,8 @@ class _Watch:
         self.head = -1
         self.why = ""
         """Why the submission was given up."""
+        self.cause: str | None = None
+        """See ChainError."""
 
     def look(self) -> int | None:
         """Poll the number of the best block until there is an answer; None when it is time to give up."""
@@ -135,8 +139,10 @@ class _Watch:
             self._first = head if self._first is None else self._first
             if head >= self._first + GIVE_UP_BLOCKS:
                 self.why = f"the submission is in no block {head - self._first} blocks after it was first sent"
+                self.cause = "posts_lost"
             elif now - self._moved_at >= max(_STILL_SECONDS, _MUTE_TIMEOUTS * self._connection.timeout_seconds):
                 self.why = f"the chain makes no blocks: block {head} is the last one"
+                self.cause = "chain_halted"
             else:
                 return head
         return None

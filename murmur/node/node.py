@@ -131,9 +131,10 @@ class Node(Follower):
         Once a round; no decision uses it."""
         self.look_at_head()
         self._terms.look(self.ports.chain, self.run, round)
-        free = disk_usage(self.state.store.folder).free
-        low = Trouble("disk_low", f"{free / 1e9:.1f} GB left") if free < LOW_DISK_BYTES else None
-        self.troubles.look(round, About.DISK, low)
+        with suppress(OSError):
+            free = disk_usage(self.state.store.folder).free
+            low = Trouble("disk_low", f"{free / 1e9:.1f} GB left") if free < LOW_DISK_BYTES else None
+            self.troubles.look(round, About.DISK, low)
         with suppress(ChainError):  # told by the chain's retries
             me, owner = self.registered(), self.ports.chain.subnet(self.head()).owner
             lost = validates and me is not None and not me.validates and me.id != owner

@@ -57,7 +57,10 @@ UNKNOWN_BEACON = "UnknownBeacon"
 
 class ChainError(MurmurError):
     """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name if it gave one, or
-    StatePruned or UnknownBeacon."""
+    StatePruned or UnknownBeacon. `cause` names the trouble, where a chain that answers is at fault
+    (murmur/node/telemetry/causes.py)."""
+
+    cause: str | None = None
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)

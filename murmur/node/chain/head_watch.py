@@ -29,15 +29,17 @@ class HeadWatch:
         self._still = max(STILL_SECONDS, STILL_BLOCKS * block_seconds)
         self._old = max(OLD_SECONDS, OLD_BLOCKS * block_seconds)
         self._block, self._moved_at = -1, 0.0
+        self._highest = -1
 
     def look(self, head: Header) -> Trouble | None:
         """Return what is wrong with the head that was read just now, or with this machine's clock; None where nothing
         is."""
         now = self._time.now()
-        if head.block > self._block:
+        if head.block != self._block:
             self._block, self._moved_at = head.block, now
-        if head.block < self._block:
-            return Trouble("chain_behind", f"it shows block {head.block} as final, after block {self._block}")
+        self._highest = max(self._highest, head.block)
+        if head.block + OLD_BLOCKS < self._highest:  # two threads may look, each a block apart
+            return Trouble("chain_behind", f"it shows block {head.block} as final, after block {self._highest}")
         stands, age = now - self._moved_at, self._time.wall() - head.time
         if stands > self._still:
             return Trouble("chain_halted", f"block {self._block} has been the last one for {stands:.0f} s")

@@ -20,7 +20,7 @@ _TRY_SECONDS = 10.0
 _OURS = (About.BUCKET, About.WORK, About.HOTKEY)
 """What a whole round proves to be in order."""
 _DELAYS = (About.CHAIN, About.CLOCK, About.BUCKET)
-_CALLS = ("chain_refuses", "posts_used_up", "not_registered", "no_money")
+_CALLS = ("chain_refuses", "posts_lost", "posts_used_up", "not_registered", "no_money")
 """Refusals of the chain, which a whole round proves to be over."""
 
 

@@ -97,6 +97,13 @@ CAUSES: Mapping[str, Cause] = {
         "the chain takes nothing of this node, so no round counts",
         f"send it some TAO (btcli wallet transfer); {_ITSELF}",
     ),
+    "posts_lost": Cause(
+        About.CHAIN,
+        Owner.CHAIN,
+        "the chain takes what this node posts into no block",
+        "the round does not count",
+        f"wait: the node tries again by itself. If it lasts, take {_NODE}",
+    ),
     "chain_refuses": Cause(
         About.CHAIN,
         Owner.CHAIN,

@@ -38,6 +38,8 @@ _REFUSALS = {
 }
 """The chain's names of refusals -> our causes."""
 _BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {StorageCause.NO_BUCKET: "bucket_missing"}
+DETAIL_CHARACTERS = 2000
+"""A chain node may answer with a text of any length."""
 _WHOSE: Mapping[str, str] = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
 
 
@@ -60,7 +62,7 @@ class Trouble:
             "cause": self.cause,
             "owner": of.owner,
             "says": of.says,
-            "detail": self.detail,
+            "detail": " ".join(self.detail.split())[:DETAIL_CHARACTERS],
             "costs": of.costs,
             "do": of.do,
         }
@@ -80,7 +82,7 @@ def of_own_bucket(fault: StorageError) -> Trouble:
 def of_chain(fault: ChainError) -> Trouble:
     """Return the trouble that this fault of the chain shows: a refusal by name, or no answer."""
     if fault.code is None:
-        return Trouble("chain_silent", str(fault))
+        return Trouble(fault.cause or "chain_silent", str(fault))
     return Trouble(_REFUSALS.get(fault.code, "chain_refuses"), str(fault))
 
 
