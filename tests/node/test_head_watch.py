@@ -151,3 +151,19 @@ def test_a_chain_of_short_blocks_has_time_for_a_pause() -> None:
     world.halted_at = 1000
     assert world.cause(29.0) is None
     assert [world.cause(1.1), world.cause()] == ["chain_halted"] * 2
+
+
+def test_a_head_that_another_thread_read_a_block_earlier_is_not_behind(world: World) -> None:
+    assert [world.cause(-12.0 if look % 2 else 24.0) for look in range(60)] == [None] * 60
+
+
+def test_a_node_that_falls_back_and_catches_up_is_behind_and_never_halted(world: World) -> None:
+    """As after a failover to a node that still syncs: it shows old blocks, and goes on with them."""
+    world.look()
+    world.behind = 600.0
+    causes = []
+    while world.behind > 0:
+        causes.append(world.cause(6.0))
+        world.behind -= 6.0
+    assert set(causes) == {"chain_behind", None}
+    assert causes == sorted(causes, key=lambda cause: cause is None), "first behind, then in order"
