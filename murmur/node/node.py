@@ -6,7 +6,7 @@ finalised chain state, gathers exactly those submissions, applies them and saves
 run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py); meanwhile our votes abstain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +16,7 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed, Tip, moved, order_of
 from murmur.node.chain.follower import Follower
-from murmur.node.chain.subnet_terms import SubnetTerms
+from murmur.node.chain.subnet_terms import RAO_PER_TAO, SubnetTerms
 from murmur.node.config.ports import Ports
 from murmur.node.fetch.opening import Opened
 from murmur.node.fetch.payloads import Lacking
@@ -37,7 +37,7 @@ from murmur.protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageE
 from murmur.protocol.messages import first_link
 from murmur.protocol.ports import Time
 from murmur.protocol.run import Run
-from murmur.protocol.types import Digest, PeerId, Selection, StateRef, hotkey
+from murmur.protocol.types import Digest, Peer, PeerId, Pointer, Selection, StateRef, Subnet, hotkey
 
 VAIN_ROUNDS = 4
 """After this many rounds in which no node gave us the data that follows our state, our votes name our state again. A
@@ -92,7 +92,9 @@ class Node(Follower):
         self.state = state
         self._terms = SubnetTerms(state.events)
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
-        self.backoff = Backoff(ports.bucket, round_seconds, self.troubles, ports.time)
+        own = ports.pointer
+        where = f"bucket {own.bucket} at {own.endpoint}" if isinstance(own, Pointer) else own.endpoint
+        self.backoff = Backoff(ports.bucket, where, round_seconds, self.troubles, ports.time)
         self._likely: frozenset[PeerId] = frozenset()
         """The contributors of the last selection."""
         self._decision: _Decision | None = None
@@ -136,9 +138,10 @@ class Node(Follower):
             low = Trouble("disk_low", f"{free / 1e9:.1f} GB left") if free < LOW_DISK_BYTES else None
             self.troubles.look(round, About.DISK, low)
         with suppress(ChainError):  # told by the chain's retries
-            me, owner = self.registered(), self.ports.chain.subnet(self.head()).owner
-            lost = validates and me is not None and not me.validates and me.id != owner
-            self.troubles.look(round, About.PERMIT, Trouble("no_permit", f"uid {me.uid}") if lost and me else None)
+            peers, subnet = self.ports.chain.peers(self.head()), self.ports.chain.subnet(self.head())
+            me = next((peer for peer in peers if peer.id == self.me), None)
+            lost = validates and me is not None and not me.validates and me.id != subnet.owner
+            self.troubles.look(round, About.PERMIT, _unpermitted(me, peers, subnet) if lost and me else None)
 
     def is_out(self, round: int) -> bool:
         """Whether our hotkey has lost its place on the subnet, or never had one; it is said. Raises ChainError."""
@@ -427,3 +430,11 @@ class Node(Follower):
     def stop_prefetch(self) -> None:
         """Stop fetching ahead; fetched submissions stay in the cache."""
         self._ahead.stop()
+
+
+def _unpermitted(me: Peer, peers: Sequence[Peer], subnet: Subnet) -> Trouble:
+    """Return that we have no validator permit, with the stakes that decide it."""
+    permitted = [peer.stake for peer in peers if peer.validates]
+    least = f"; the smallest with a permit has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
+    seen = f"uid {me.uid} has a stake of {me.stake / RAO_PER_TAO:,.2f}{least}; an epoch has {subnet.tempo} blocks"
+    return Trouble("no_permit", seen)

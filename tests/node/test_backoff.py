@@ -51,7 +51,7 @@ class Node:
         self.store.faults["own"] = Faults(denied=denied)
         self.events: list[tuple[str, int, dict[str, Any]]] = []
         self.troubles = Troubles(self, ROUND_SECONDS, self.time)
-        self.backoff = Backoff(own, ROUND_SECONDS, self.troubles, self.time)
+        self.backoff = Backoff(own, "", ROUND_SECONDS, self.troubles, self.time)
 
     def emit(self, kind: str, round: int, **fields: Any) -> None:
         self.events.append((kind, round, fields))

@@ -4,7 +4,6 @@ The witness sees all nodes and every fault, which no node does. It changes nothi
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,13 +17,11 @@ from murmur.lab.simulation.network import Network, SimulatedNode
 from murmur.lab.simulation.oracle import Oracle
 from murmur.lab.simulation.result import Result
 from murmur.lab.simulation.signer import hash_verify
-from murmur.lab.simulation.tally import Tally
+from murmur.lab.simulation.tally import MOST_COMMITS, Tally
 from murmur.node.sync.checkpoints import kept_from, parse_shown
 from murmur.protocol import keys
 from murmur.protocol.types import hotkey
 
-MOST_COMMITS = 3
-"""Commitments of one node to one round: the first, and some after forks and restarts. Each costs the chain's quota."""
 RECOVERY_ROUNDS = 2.0
 """Rounds within which a restarted node is at the current round again, if no other fault hits it."""
 ORACLE_ROUNDS = 3
@@ -87,8 +84,6 @@ class Witness:
         self._tally = Tally()
         self._committed: dict[int, set[str]] = {}
         """Members that have committed in time, by round."""
-        self._posted = Counter[tuple[str, int]]()
-        """Commitments by member and round."""
         self._measured = -1
         """The newest round after which an honest validator measured the held-out loss."""
         self._revealed: dict[int, set[str]] = {}
@@ -146,11 +141,9 @@ class Witness:
             self._tally.worked.add((member.name, round))
             if event == "committed" and fields["in_time"]:
                 self._committed.setdefault(round, set()).add(member.name)
-            if event == "committed" and not member.hostile:
-                self._posted[member.name, round] += 1
-                if self._posted[member.name, round] == MOST_COMMITS + 1:
-                    self.result.wasteful += 1
-                    self._broke(f"{member.name} has committed to round {round} more than {MOST_COMMITS} times")
+            if event == "committed" and not member.hostile and self._tally.wastes(member.name, round):
+                self.result.wasteful += 1
+                self._broke(f"{member.name} has committed to round {round} more than {MOST_COMMITS} times")
         elif event == "weights_refused" and not member.hostile:
             self.result.refused_weights += 1
             self._broke(f"{member.name}: the weights of round {round} do not stand in block {fields['block']}")

@@ -1,5 +1,6 @@
 """Who contributed, worked and was paid in a simulated network."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -7,15 +8,25 @@ from murmur.lab.simulation.network import Network, SimulatedNode
 from murmur.lab.simulation.result import Result
 from murmur.protocol.types import hotkey
 
+MOST_COMMITS = 3
+"""Commitments of one node to one round: the first, and some after forks and restarts. Each costs the chain's quota."""
+
 
 @dataclass
 class Tally:
     """`shares`: of the honest miners that contributed, by round. `paid`: of the withholding miners in rows of weights.
-    `worked`: (miner, round) of all inner rounds that were trained, whether the work was in time or not."""
+    `worked`: (miner, round) of all inner rounds that were trained, whether the work was in time or not. `posted`: commitments
+    by node and round."""
 
     shares: list[float] = field(default_factory=list)
     paid: list[float] = field(default_factory=list)
     worked: set[tuple[str, int]] = field(default_factory=set)
+    posted: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def wastes(self, name: str, round: int) -> bool:
+        """Record a node's commitment to a round; return whether this is the first of too many."""
+        self.posted[name, round] += 1
+        return self.posted[name, round] == MOST_COMMITS + 1
 
     def contributed(self, network: Network, contributing: Collection[str]) -> None:
         """Record a decided round: the hotkeys that contributed; none in a void one."""

@@ -10,7 +10,7 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed
 from murmur.node.chain.agreement import Agreement
-from murmur.node.chain.head_watch import HeadWatch
+from murmur.node.chain.head_watch import HEADS, HeadWatch
 from murmur.node.chain.retrying_chain import RetryingChain
 from murmur.node.config.ports import Ports
 from murmur.node.fetch.credentials import Credentials
@@ -126,7 +126,10 @@ class Follower:
         self._round = max(0, self.clock.round_at(head.block))
         trouble = self._watch.look(head)
         for about in (About.CLOCK, About.CHAIN):
-            self.troubles.look(self._round, about, trouble if trouble and trouble.of.about is about else None)
+            if trouble is not None and trouble.of.about is about:
+                self.troubles.tell(self._round, trouble)
+            else:  # a chain that refuses what we post has a head all the same
+                self.troubles.mended(self._round, about, *HEADS)
 
     def _chain_fails(self, fault: ChainError | None) -> None:
         """Called by the chain's retries: it has not answered for a while, or it does."""

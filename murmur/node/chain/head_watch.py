@@ -16,6 +16,8 @@ STILL_BLOCKS, STILL_SECONDS = 10, 30.0
 """A head that stands for so many blocks' time, and for so long, is told."""
 OLD_BLOCKS, OLD_SECONDS = 6, 20.0
 """A final block is two or three blocks old on a chain in order. An older one, by both, is told."""
+HEADS = ("chain_halted", "chain_behind", "clock_wrong")
+"""The causes that a head shows."""
 CLOCK_SECONDS = 60.0
 """Clocks are set right by less."""
 

@@ -25,10 +25,11 @@ _CALLS = ("chain_refuses", "posts_lost", "posts_used_up", "not_registered", "no_
 
 
 class Backoff:
-    """The failures in a node's rounds. `bucket`: its own. `round_seconds`: planned length of a round."""
+    """The failures in a node's rounds. `bucket`: its own, `where`: in words. `round_seconds`: planned length of a
+    round."""
 
-    def __init__(self, bucket: Bucket, round_seconds: float, troubles: Troubles, time: Time) -> None:
-        self._bucket, self._troubles, self._time = bucket, troubles, time
+    def __init__(self, bucket: Bucket, where: str, round_seconds: float, troubles: Troubles, time: Time) -> None:
+        self._bucket, self._where, self._troubles, self._time = bucket, where, troubles, time
         self._longest = max(PAUSE_SECONDS, LONGEST_PAUSE * round_seconds)
         self._try_seconds = min(_TRY_SECONDS, self._longest)  # a store that hangs must not cost the round's deadlines
         self._pause, self._last = PAUSE_SECONDS, ""
@@ -72,7 +73,7 @@ class Backoff:
         try:
             self._bucket.put(keys.trial(), bytes(32), timeout_seconds=self._try_seconds)
         except StorageError as own:
-            return of_own_bucket(own)
+            return of_own_bucket(own, self._where)
         with suppress(StorageError):
             self._bucket.delete(keys.trial(), timeout_seconds=self._try_seconds)
         return Trouble("broke_off", str(fault))

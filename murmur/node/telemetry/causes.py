@@ -48,10 +48,11 @@ class Cause:
     do: str
 
 
-_UNREAD = "others read nothing new of this node, so its rounds do not count and are not paid; its state is safe"
+_UNREAD = "others read nothing new of this node, so its rounds do not count and are not paid; its state folder is safe"
 _ITSELF = "the node goes on by itself then"
+_AGAIN = "start the node again between two rounds"
 _KEY = "bucket.access_key and bucket.secret_key"
-_NODE = "another chain node (--network wss://..)"
+_NODE = "another one (--network wss://..) and start the node again between two rounds"
 _LATE_POSTS = "this node sees each deadline late, so its posts and uploads may come too late to count"
 
 CAUSES: Mapping[str, Cause] = {
@@ -60,7 +61,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "this machine's clock is wrong",
         "stores refuse what is signed by it, and then nothing of this node counts",
-        f"set it and keep it right by NTP: timedatectl set-ntp true; {_ITSELF}",
+        f"set it, on the host of a container, and keep it right by NTP: sudo timedatectl set-ntp true; {_ITSELF}",
     ),
     "chain_silent": Cause(
         About.CHAIN,
@@ -72,16 +73,17 @@ CAUSES: Mapping[str, Cause] = {
     "chain_halted": Cause(
         About.CHAIN,
         Owner.CHAIN,
-        "the chain makes no final blocks",
-        "no round ends meanwhile; nothing that was agreed is lost",
-        f"wait. If an explorer shows newer blocks, this chain node is stuck: take {_NODE}",
+        "this chain node shows no new final block",
+        "no round ends here meanwhile; nothing that was agreed is lost",
+        f"ask another chain node or an explorer for its newest finalized block. If that is newer, take {_NODE}; if "
+        f"not, the chain has halted: wait, {_ITSELF}",
     ),
     "chain_behind": Cause(
         About.CHAIN,
-        Owner.CHAIN,
+        Owner.EITHER,
         "this chain node is behind the chain",
         _LATE_POSTS,
-        f"take {_NODE}, or let this one catch up",
+        f"wait five minutes, it may catch up. If it still says so, take {_NODE}",
     ),
     "posts_used_up": Cause(
         About.CHAIN,
@@ -116,28 +118,30 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "this hotkey is not registered on the subnet, or not any more",
         "the chain takes nothing of this node, so it trains and judges for nothing and does neither meanwhile",
-        f"register it (btcli subnet register --netuid NETUID); {_ITSELF}",
+        f"register it, which costs TAO (btcli subnet register, where the coldkey is); {_ITSELF}",
     ),
     "other_process": Cause(
         About.HOTKEY,
         Owner.YOU,
         "another process posts with this hotkey",
         "each overwrites the other's commitment, so neither counts",
-        "stop the other one: one process for each hotkey. If there is none, the hotkey is stolen: take a new one",
+        f"look for it here, in containers and wherever the hotkey's file is, and stop it: {_ITSELF}. If there is none, "
+        "the hotkey is stolen: stop this node, and register a new hotkey",
     ),
     "no_permit": Cause(
         About.PERMIT,
         Owner.YOU,
         "this hotkey has no validator permit",
         "its votes do not count, and the chain refuses its weights",
-        f"stake to it (btcli stake add); the epoch after gives the permit, and {_ITSELF}",
+        f"stake more to it than the smallest with a permit has (btcli stake add, where the coldkey is); the next epoch "
+        f"gives the permit, and {_ITSELF}",
     ),
     "bucket_clock": Cause(
         About.BUCKET,
         Owner.YOU,
         "our own bucket's store takes this machine's clock for wrong",
         _UNREAD,
-        f"set it and keep it right by NTP: timedatectl set-ntp true; {_ITSELF}",
+        f"set it, on the host of a container, and keep it right by NTP: sudo timedatectl set-ntp true; {_ITSELF}",
     ),
     "bucket_full": Cause(
         About.BUCKET,
@@ -158,7 +162,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "the key with which we write to our own bucket has expired",
         _UNREAD,
-        f"make a new one, put it into {_KEY}, and start the node again",
+        f"make a new one, put it into {_KEY}, and {_AGAIN}",
     ),
     "bucket_suspended": Cause(
         About.BUCKET,
@@ -172,14 +176,14 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "our own bucket's store does not know the access key",
         _UNREAD,
-        f"put a key that may write into {_KEY}, and start the node again",
+        f"put a key that reads and writes into {_KEY}, and {_AGAIN}",
     ),
     "bucket_wrong_secret": Cause(
         About.BUCKET,
         Owner.YOU,
         "the secret key of our own bucket does not belong to its access key",
         _UNREAD,
-        f"copy both anew into {_KEY}, and start the node again",
+        f"copy both anew into {_KEY}, and {_AGAIN}",
     ),
     "bucket_denied": Cause(
         About.BUCKET,
@@ -194,7 +198,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "our own bucket does not exist any more",
         _UNREAD,
-        f"make it again under the same name: {_ITSELF}; or correct bucket.name, and start the node again",
+        f"make it again under the same name: {_ITSELF}; or correct bucket.name, and {_AGAIN}",
     ),
     "bucket_silent": Cause(
         About.BUCKET,
@@ -222,7 +226,8 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "the read key that we publish does not open our own bucket",
         "nobody can read this node's work, so it counts as MISSING and is not paid",
-        "make a read key, put it into bucket.read_access_key and bucket.read_secret_key, and start the node again",
+        "make a read-only key for this bucket alone, put it into bucket.read_access_key and bucket.read_secret_key, "
+        f"and {_AGAIN}",
     ),
     "too_slow": Cause(
         About.WORK,
@@ -299,7 +304,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "the node cannot start",
         "it takes no part; nothing was trained or published",
-        "mend what the brackets say, then start it again",
+        "mend that, then start it again",
     ),
     "waits": Cause(
         About.PROCESS,
@@ -313,7 +318,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.YOU,
         "the node has stopped",
         "it takes no part; everything is saved",
-        "mend what the brackets say, then start it again",
+        "mend that, then start it again",
     ),
     "gone": Cause(
         About.PROCESS,

@@ -72,11 +72,11 @@ class Trouble:
         return sentence(self.fields())
 
 
-def of_own_bucket(fault: StorageError) -> Trouble:
-    """Return the trouble that this fault of our own bucket shows."""
-    if fault.cause is None:
-        return Trouble("bucket_fails", str(fault))
-    return Trouble(_BY_STORE[fault.cause], fault.seen or str(fault))
+def of_own_bucket(fault: StorageError, where: str = "") -> Trouble:
+    """Return the trouble that this fault of our own bucket shows. where: which bucket that is, in words."""
+    cause = _BY_STORE[fault.cause] if fault.cause is not None else "bucket_fails"
+    seen = fault.seen if fault.cause is not None and fault.seen else str(fault)
+    return Trouble(cause, f"{seen}, {where}" if where else seen)
 
 
 def of_chain(fault: ChainError) -> Trouble:
