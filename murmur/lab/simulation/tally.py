@@ -15,8 +15,8 @@ MOST_COMMITS = 3
 @dataclass
 class Tally:
     """`shares`: of the honest miners that contributed, by round. `paid`: of the withholding miners in rows of weights.
-    `worked`: (miner, round) of all inner rounds that were trained, whether the work was in time or not. `posted`: commitments
-    by node and round."""
+    `worked`: (miner, round) of all inner rounds that were trained, whether the work was in time or not. `posted`:
+    commitments by node and round."""
 
     shares: list[float] = field(default_factory=list)
     paid: list[float] = field(default_factory=list)
