@@ -90,8 +90,8 @@ def registered(node: ExaminedNode) -> str:
             f"hotkey {address} is not registered on subnet {netuid} of {node.config.network}: the chain would "
             "refuse its posts",
             f"register it, which costs TAO, where its coldkey is (btcli subnet register --netuid {netuid} "
-            f"-w {own.name} -H {own.hotkey} --network {node.config.network}). If another of your hotkeys is registered, "
-            f"name that one: {WALLET}; if this one is on another subnet or chain: {NETUID}, {NETWORK}",
+            f"-w {own.name} -H {own.hotkey} --network {node.config.network}). If another of your hotkeys is "
+            f"registered, name that one: {WALLET}; if this one is on another subnet or chain: {NETUID}, {NETWORK}",
         )
     node.me = found
     return f"uid {found.uid}, stake {found.stake / RAO_PER_TAO:,.2f}"
