@@ -163,7 +163,7 @@ def test_an_owner_that_publishes_another_run_is_told_in_a_line(stage: Stage) -> 
 
 def test_an_owner_whose_bucket_cannot_be_read_is_told_once_it_has_amended(stage: Stage) -> None:
     marks = marks_of(stage)
-    stage.murmur("run", "amend", "run", "--config", str(stage.folder / "owner.toml"), "--from-round", "40",
+    stage.murmur("run", "amend", "run", "--yes", "--config", str(stage.folder / "owner.toml"), "--from-round", "40",
                  "--set", "gauntlet.reserve=0")  # fmt: skip
     stage.fault(("owner", "store-gone"))
     assert_told(stage, "the owner's bucket is away", {"miner-1": "owner_unread"}, marks, 3.0)
