@@ -204,7 +204,7 @@ class Votes:
             with self.node.state.timeline.begin("post"):
                 return self.node.post(vote)
         except ChainError as fault:
-            logger.warning("round {round}: could not post our vote on chain: {fault}", round=round, fault=str(fault))
+            self.node.backoff.failed(round, fault)
             return None
 
 

@@ -358,6 +358,6 @@ def test_the_doctor_shows_a_fault_and_its_fix_to_people(
     shown = capsys.readouterr().out
     assert "FAULT" in shown
     assert "fix: " in shown
-    assert shown.rstrip().endswith("1 of 16 checks failed: bucket")
+    assert shown.rstrip().endswith("1 of 17 checks failed: bucket")
     assert max(map(len, shown.splitlines())) <= 80
     assert "a" * 40 not in shown

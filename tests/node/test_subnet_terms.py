@@ -77,7 +77,7 @@ def test_a_change_of_the_subnet_is_told_once_by_everybody(networks: Callable[...
 
 
 @pytest.mark.parametrize("call", ["publish", "set_weights"])
-def test_a_node_whose_owner_cannot_pay_its_fees_ends_and_says_who_has_to(
+def test_a_node_whose_owner_cannot_pay_its_fees_says_who_has_to_and_goes_on_once_it_can(
     networks: Callable[..., FakeNetwork], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     network = networks(miners=1)
@@ -87,10 +87,15 @@ def test_a_node_whose_owner_cannot_pay_its_fees_ends_and_says_who_has_to(
 
     network.start()
     network.run_until(1)
-    monkeypatch.setattr(network.world, call, refuse)
-    (error,) = network.until_dead("validator")
-    assert isinstance(error, ConfigError)
-    assert "paid by coldkey 5C.." in str(error)
+    with monkeypatch.context() as poor:
+        poor.setattr(network.world, call, refuse)
+        network.run_to_block(network.clock.start(5))
+        told = network["validator"].events("trouble")
+        assert {event["cause"] for event in told} == {"no_money"}
+        assert "paid by coldkey 5C.." in told[0]["detail"]
+    network.run_until(8)
+    assert network["validator"].alive
+    assert 7 in [event["round"] for event in network["validator"].events("word_posted")]
 
 
 def test_only_what_has_changed_is_said(networks: Callable[..., FakeNetwork], said: list[str]) -> None:

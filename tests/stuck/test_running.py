@@ -29,6 +29,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         stage.close()
 
 
+@pytest.mark.timeout(1800)  # its set-up publishes a run
 @pytest.mark.parametrize(
     "wave", [pytest.param(wave, marks=pytest.mark.check if wave == FAST else pytest.mark.slow) for wave in WAVES]
 )

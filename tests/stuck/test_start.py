@@ -14,7 +14,7 @@ from murmur.chain.keys import create_wallet
 from tests.stuck.play import record
 from tests.stuck.stage import ROOT, Stage, plain, said
 
-pytestmark = pytest.mark.check
+pytestmark = [pytest.mark.check, pytest.mark.timeout(900)]
 STATUS_FIX = 2
 
 

@@ -26,6 +26,8 @@ from murmur.training.sizes import MemberSizes, TrainingSizes
 from sparseloco import ops
 from storage.behaviour import server_time
 
+STARTING = ("cannot_start", "waits", "never_began")
+"""Causes of a node that has not begun."""
 HOME_FIX = f"free space there, correct its permissions, or choose another folder: --home, {variable_of('home')}"
 CLOCK_SECONDS = 120.0
 """Servers refuse signatures that are 5 to 15 minutes off their clocks."""
@@ -63,9 +65,10 @@ def node(examined: ExaminedNode) -> str:
     tail = read_event_tail(examined.home)
     if tail.newest is None:
         return "no node runs here now"
-    if tail.on_request and not tail.standing:
+    if tail.on_request:
         return "the node here was stopped on request"
-    if found := tail.troubles(examined.time.wall()):
+    # Why it could not start these checks find out anew.
+    if found := [one for one in tail.troubles(examined.time.wall()) if one["cause"] not in STARTING]:
         raise FailedCheck("; ".join(map(seen, found)), "; ".join(f"by {one['owner']}: {one['do']}" for one in found))
     return f"the node here says nothing is wrong in round {tail.newest['round']}"
 
