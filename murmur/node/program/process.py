@@ -52,6 +52,7 @@ def run_program(main: Callable[[], None]) -> int:
             raise
     else:
         if not stop.asked:
+            threading.excepthook, sys.unraisablehook = threading.__excepthook__, sys.__unraisablehook__
             return status
     # An interrupted library call may have raised any error, or none.
     stop.say()
@@ -90,7 +91,7 @@ class _Stop:
     def thread_died(self, death: threading.ExceptHookArgs) -> None:
         """End the process when one of its threads dies: what that thread did would be missing without a word. A process
         that then hangs is ended all the same."""
-        if self.asked:
+        if self.asked or issubclass(death.exc_type, SystemExit):  # a thread may end itself
             return
         signal.alarm(DYING_SECONDS)  # first, and not a thread: there may be no memory for more
         name = death.thread.name if death.thread is not None else "unknown"
