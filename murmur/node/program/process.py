@@ -102,13 +102,14 @@ class _Stop:
     def ignored(self, fault: "sys.UnraisableHookArgs") -> None:
         """End the process when a thread dies before it has begun, for lack of memory: whoever started it waits for
         ever. Python ignores such an error, as it does those of finalizers."""
-        began = "thread started" not in (fault.err_msg or "")
-        if not began and not self.asked:
-            signal.alarm(DYING_SECONDS)
-            self.fault = f"a thread could not begin ({fault.exc_type.__name__}); start it again"
+        signal.alarm(DYING_SECONDS)  # before anything that takes memory
+        if self.asked or "thread started" not in (fault.err_msg or ""):
+            signal.alarm(0 if self.fault is None else DYING_SECONDS)
+            sys.__unraisablehook__(fault)
+            return
+        self.fault = f"a thread could not begin ({fault.exc_type.__name__}); start it again"
         sys.__unraisablehook__(fault)
-        if not began and not self.asked:
-            self._interrupt()
+        self._interrupt()
 
     @staticmethod
     def _interrupt() -> None:
