@@ -4,6 +4,7 @@ A node's work takes no time, so nobody is late because a machine is busy, and wh
 `run_until` time stands still, so a test can look around and change things.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -441,3 +442,16 @@ def networks(
     yield make
     for network in made:
         network.close()
+
+
+def posts(network: FakeNetwork, name: str, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Counts the node's posts of each round, from now on, refused ones too."""
+    publish, found = network.world.publish, Counter[int]()
+
+    def counted(peer: PeerId, fields: tuple[bytes, ...]) -> int:
+        if peer == network[name].peer:
+            found[network.clock.round_at(network.world.head)] += 1
+        return publish(peer, fields)
+
+    monkeypatch.setattr(network.world, "publish", counted)
+    return found

@@ -1,28 +1,14 @@
 """A miner whose own bucket refuses uploads for a while: what it costs on chain, and when it contributes again."""
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from murmur.lab.simulation.store import Faults
-from murmur.protocol.types import PeerId, hotkey
-from tests.network import FakeNetwork
+from murmur.protocol.types import hotkey
+from tests.network import FakeNetwork, posts
 
 Networks = Callable[..., FakeNetwork]
-
-
-def posts(network: FakeNetwork, name: str, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Counts the node's posts of each round, from now on."""
-    publish, found = network.world.publish, Counter[int]()
-
-    def counted(peer: PeerId, fields: tuple[bytes, ...]) -> int:
-        if peer == network[name].peer:
-            found[network.clock.round_at(network.world.head)] += 1
-        return publish(peer, fields)
-
-    monkeypatch.setattr(network.world, "publish", counted)
-    return found
 
 
 def test_uploads_that_are_refused_for_five_rounds_cost_two_posts_and_the_miner_comes_back_by_itself(

@@ -1,7 +1,6 @@
 """What keeps a node from its work, as the node itself says it in a network: when, for how long, and what it does not do
 meanwhile."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -17,7 +16,7 @@ from murmur.protocol.messages import encode_slot
 from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Uid, hotkey
 from storage.s3 import RangedBucket
 from tests.fakes.chain import FakeSigner
-from tests.network import FakeNetwork
+from tests.network import FakeNetwork, posts
 from tests.small_run import OWNER
 
 Networks = Callable[..., FakeNetwork]
@@ -34,19 +33,6 @@ def causes(network: FakeNetwork, name: str) -> set[str]:
 
 def standing(network: FakeNetwork, name: str) -> set[str]:
     return {trouble.cause for trouble in network[name].node.troubles.now()}
-
-
-def posts(network: FakeNetwork, name: str, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Counts the node's posts of each round, from now on, refused ones too."""
-    publish, found = network.world.publish, Counter[int]()
-
-    def counted(peer: PeerId, fields: tuple[bytes, ...]) -> int:
-        if peer == network[name].peer:
-            found[network.clock.round_at(network.world.head)] += 1
-        return publish(peer, fields)
-
-    monkeypatch.setattr(network.world, "publish", counted)
-    return found
 
 
 def uid(network: FakeNetwork, name: str) -> Uid:

@@ -22,6 +22,7 @@ from murmur.lab.localnet.gates.kinds import CLOCK_SECONDS, EVERYBODY, read_fault
 from murmur.lab.localnet.gates.store_gate import HEAD_BYTES, StoreGate
 from murmur.lab.localnet.ports import HOST
 from murmur.lab.localnet.store import StoreReady
+from murmur.protocol.errors import ChainError
 
 READ_SECONDS = 0.2
 HALTED_BLOCKS = 10**6
@@ -99,11 +100,12 @@ class Gates:
         admin, before = Admin(self._url), frozenset[str]()
         while True:
             now = self.kinds(EVERYBODY)
-            if "halts" in now ^ before:
-                await asyncio.to_thread(admin.finality, HALTED_BLOCKS if "halts" in now else 0)
-            if "never-reveals" in now ^ before:
-                await asyncio.to_thread(admin.reveals, "never-reveals" not in now)
-            before = now
+            with suppress(ChainError):  # it restarts after a crash, and is asked again
+                if "halts" in now ^ before:
+                    await asyncio.to_thread(admin.finality, HALTED_BLOCKS if "halts" in now else 0)
+                if "never-reveals" in now ^ before:
+                    await asyncio.to_thread(admin.reveals, "never-reveals" not in now)
+                before = now
             await asyncio.sleep(READ_SECONDS)
 
     async def _set_clocks(self) -> None:
