@@ -243,7 +243,7 @@ class TrainerSetting(ABC):
 
     def swap(self) -> tuple[Work, ...]:
         """murmur/training/trainer.py: move the optimizer's state to its place, or back."""
-        moved = self.sizes.optimizer
+        moved = self.sizes.carried
         return (self.to_device(moved) if self.on_gpu else self.copied(moved),)
 
     def trained(self) -> tuple[Work, ...]:
@@ -414,7 +414,7 @@ def restart_phases(setting: TrainerSetting, role: Role) -> tuple[Phase, ...]:
     the next complete snapshot. A joiner first fetches the checkpoint."""
     sizes, rounds = setting.sizes, setting.spec.checkpoint_rounds
     build = Work((setting.gpus + 1) * sizes.model, "device", setting.gpus)
-    own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.optimizer)))
+    own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.carried)))
     payloads = Work(sizes.contributors * sizes.payload, "read")
     step = (
         payloads,

@@ -149,10 +149,11 @@ def changed(spec: TrainingSpec, changes: Mapping[Any, Mapping[str, Any]]) -> dic
         allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
         if unknown := set(fields) - allowed:
             raise ConfigError(f"an amendment changes unknown fields of {name}: {sorted(unknown)}")
-        if name == "inner" and fields.get("optimizer", target["optimizer"]) != target["optimizer"]:
-            raise ConfigError(
-                "an amendment changes inner.optimizer, which stays for the whole run: what miners have saved is the "
-                "state of the first one"
-            )
+        for fixed in ("optimizer", "state") if name == "inner" else ():
+            if fields.get(fixed, target[fixed]) != target[fixed]:
+                raise ConfigError(
+                    f"an amendment changes inner.{fixed}, which stays for the whole run: what miners have saved is the "
+                    "state of the first one"
+                )
         target.update(fields)
     return table

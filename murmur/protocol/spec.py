@@ -84,7 +84,8 @@ class InnerSpec(Table):
     """The H inner steps of a round, and the learning rate over the run's inner steps (murmur/training/schedule.py).
 
     `optimizer` is AdamW, or Muon for every matrix, embedding and head included, and AdamW for the gains, with one
-    learning rate and weight decay. It is fixed for the whole run.
+    learning rate and weight decay. `state` is what the optimizer begins a round with: "kept", what the miner's own last
+    round left, or "fresh", nothing, so that anybody can repeat a round. Both are fixed for the whole run.
 
     The schedule counts inner steps of non-void rounds, from `start_step` on: an amendment that sets it begins another
     schedule. At its own step `flat_from` the schedule pauses for `flat_steps`, with a constant learning rate; if
@@ -97,6 +98,7 @@ class InnerSpec(Table):
     steps: Positive
     sequences: Positive
     optimizer: Literal["adamw", "muon"] = "adamw"
+    state: Literal["kept", "fresh"] = "kept"
     peak_lr: Rate
     final_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     warmup_steps: Count
@@ -112,6 +114,15 @@ class InnerSpec(Table):
     epsilon: Rate = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     clip: Rate = 1.0
+
+    @model_validator(mode="after")
+    def _fresh_is_muons(self) -> Self:
+        if self.state == "fresh" and self.optimizer != "muon":
+            raise ValueError(
+                'inner: state "fresh" needs optimizer "muon". AdamW without its averages learns far worse '
+                "(docs/evidence.md, claim 10)"
+            )
+        return self
 
 
 class OuterSpec(Table):

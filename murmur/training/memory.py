@@ -265,7 +265,7 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
     always = {"processes": ranks * PROCESS_BYTES}
     trained = {"parameters": model, "adam_moments": sizes.optimizer} if on_cpu else {}
     dense = sizes.spec.exchange == "int8"
-    areas = _areas(sizes) | {"error_feedback": 0 if dense else model, "stored_moments": sizes.optimizer}
+    areas = _areas(sizes) | {"error_feedback": 0 if dense else model, "stored_moments": sizes.carried}
     held = always | areas
     gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}

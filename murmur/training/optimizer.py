@@ -115,6 +115,11 @@ def state_shapes(model: ModelSpec, spec: InnerSpec) -> dict[str, tuple[int, ...]
     return shapes
 
 
+def carried_shapes(model: ModelSpec, spec: InnerSpec) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the state that is carried from round to round: none where rounds begin fresh."""
+    return state_shapes(model, spec) if spec.state == "kept" else {}
+
+
 _ADAMW = {FIRST: "exp_avg", SECOND: "exp_avg_sq"}
 _MUON = {MOMENTUM: "momentum_buffer"}
 

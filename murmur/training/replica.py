@@ -23,7 +23,7 @@ from murmur.training.host import copy
 from murmur.training.inner import NOTHING_DONE, InnerReport, OnStep, Stopped, never
 from murmur.training.meter import Meter, Reading
 from murmur.training.model import Transformer, initialise
-from murmur.training.optimizer import state_shapes
+from murmur.training.optimizer import carried_shapes
 from murmur.training.parallel import ALONE, Ranks, open_together
 from murmur.training.trainer import ENDS, RECORDS, TOKENS, Trainer, split_name
 from sparseloco import ops
@@ -356,12 +356,12 @@ class Replica:
         """Return names and shapes of `own_state`'s tensors."""
         kept = () if self.spec.exchange == "int8" else self.layout
         errors = {ERROR + tensor.name: tensor.shape for tensor in kept}
-        return errors | state_shapes(self.spec.model, self.spec.inner)
+        return errors | carried_shapes(self.spec.model, self.spec.inner)
 
     def _own(self) -> dict[str, Tensor]:
         """Return the tensors of `own_state`, in place."""
         areas = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
-        moments = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
+        moments = {name: split_name(name) for name in carried_shapes(self.spec.model, self.spec.inner)}
         errors = {} if self.spec.exchange == "int8" else self._errors()
         own = {ERROR + name: error for name, error in errors.items()}
         return own | {name: areas[area][tensor] for name, (area, tensor) in moments.items()}

@@ -74,9 +74,14 @@ class TrainingSizes:
         return 2 * self.model - FP32 * matrix_parameters(self.spec.model) * muons
 
     @property
+    def carried(self) -> int:
+        """The optimizer's state as far as it is carried from round to round."""
+        return self.optimizer if self.spec.inner.state == "kept" else 0
+
+    @property
     def own(self) -> int:
-        """A miner's own state: error feedback, where the exchange has it, and the optimizer's state."""
-        return self.optimizer + (0 if self.spec.exchange == "int8" else self.model)
+        """A miner's own state: error feedback, where the exchange has it, and the optimizer's state that is carried."""
+        return self.carried + (0 if self.spec.exchange == "int8" else self.model)
 
     @property
     def consensus(self) -> int:

@@ -20,7 +20,7 @@ from murmur.training.inner import InnerReport, OnStep, Stopped, autocast, inner_
 from murmur.training.loader import ahead, batches
 from murmur.training.memory import SLAB_BYTES
 from murmur.training.model import Transformer
-from murmur.training.optimizer import load_adam_state, make_optimizer, state_shapes, store_adam_state
+from murmur.training.optimizer import carried_shapes, load_adam_state, make_optimizer, store_adam_state
 from murmur.training.parallel import Ranks, local, together
 from sparseloco import ops
 from sparseloco.floats import NonFinite
@@ -141,6 +141,8 @@ class Trainer:
         The micro-batch is found before the first step. Raises ConfigError when the device has too little memory.
         """
         spec, fitting = InnerSpec.model_validate(inner), self._fitting()
+        if spec.state == "fresh" and not done:
+            self._optimizer.state.clear()
         return inner_round(
             self.model,
             self._optimizer,
@@ -258,25 +260,29 @@ class Trainer:
     @together
     @torch.no_grad()
     def store_moments(self) -> int:
-        """Copy the optimizer's tensors to the areas of `moment_areas`. Return the steps taken."""
+        """Copy the optimizer's tensors, as far as they are carried from round to round, to the areas of
+        `moment_areas`. Return the steps taken."""
+        if not self.moment_areas:
+            return 0
         return store_adam_state(self._parameters, self._optimizer, self._moments())
 
     @together
     @torch.no_grad()
     def load_moments(self, *, num_steps: int) -> None:
         """Load the tensors of `store_moments`: the next step is bit-identical."""
-        load_adam_state(self._parameters, self._optimizer, self._moments(), num_steps)
+        if self.moment_areas:
+            load_adam_state(self._parameters, self._optimizer, self._moments(), num_steps)
 
     def _moments(self) -> dict[str, Tensor]:
         """Return this rank's rows of the optimizer's tensors on the host, by their saved names."""
         areas = {area: self._rows(area) for area in self.moment_areas}
-        named = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
+        named = {name: split_name(name) for name in carried_shapes(self.spec.model, self.spec.inner)}
         return {name: areas[area][tensor] for name, (area, tensor) in named.items()}
 
     @property
     def moment_areas(self) -> list[str]:
         """Areas for the optimizer's tensors: the part of their names before the parameter's."""
-        return sorted({split_name(name)[0] for name in state_shapes(self.spec.model, self.spec.inner)})
+        return sorted({split_name(name)[0] for name in carried_shapes(self.spec.model, self.spec.inner)})
 
     # --- rows ------------------------------------------------------------------------------------------------
 
