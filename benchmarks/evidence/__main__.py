@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument(
         "--claim",
         type=int,
-        choices=range(1, 10),
+        choices=range(1, 11),
         help="make this claim's runs anew, at the rates that the rows say, into runs/evidence-claim-N",
     )
     parser.add_argument("--processes", type=int, help="at work at once (default: 2; with --gpu 1)")

@@ -5,13 +5,13 @@ trials, on the validation part, with a seed of their own; what wins is used wher
 rates are not known yet are not in the plan yet.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.settings import Method, Optimizer, Setting, id_of
+from benchmarks.evidence.settings import SIZES, Method, Optimizer, Setting, State, id_of
 
 TRIAL_SEED = 1000
 Rate = tuple[float, float]
@@ -62,13 +62,22 @@ NAMES: dict[Method, str] = {
     "diloco-int8": "DiLoCo, int8",
     "sparseloco": "SparseLoCo",
 }
+CARRIED: tuple[tuple[str, Optimizer, State], ...] = (
+    ("Muon, kept", "muon", "kept"),
+    ("Muon, fresh", "muon", "fresh"),
+    ("AdamW, kept", "adamw", "kept"),
+)
+"""Claim 10: what a round begins with."""
+CARRIED_ROUNDS = 40
+CARRIED_WIDTH = 256
+"""Claim 10's widest model: runs are four times as long as others'."""
 TUNED: tuple[Method, ...] = ("ddp", "diloco", "sparseloco")
 TUNED_AS: dict[Method, Method] = {"ddp": "ddp", "diloco": "diloco", "diloco-int8": "diloco", "sparseloco": "sparseloco"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """`claim` 1 to 9, 0 for trials. `panel`: which figure of the claim. `x`: where on its axis."""
+    """`claim` 1 to 10, 0 for trials. `panel`: which figure of the claim. `x`: where on its axis."""
 
     claim: int
     panel: str
@@ -115,7 +124,9 @@ class Scale:
     attacked_steps: int
     muon: bool
     codec: tuple[str, ...]
-    claims: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    carried_inner_steps: tuple[int, ...] = ()
+    """H of claim 10, beside the base's."""
+    claims: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
 
 FULL = Scale(
@@ -133,6 +144,7 @@ FULL = Scale(
     attacked_steps=100,
     muon=True,
     codec=("benchmarks/bench_codec.py", "--params", "16000000", "--rounds", "7", "--json"),
+    carried_inner_steps=(30, 60, 120),
 )
 QUICK = Scale(
     "quick",
@@ -149,6 +161,7 @@ QUICK = Scale(
     attacked_steps=40,
     muon=False,
     codec=("benchmarks/bench_codec.py", "--params", "2000000", "--rounds", "3", "--json"),
+    carried_inner_steps=(20,),
 )
 GPU = Scale(
     "gpu",
@@ -176,11 +189,14 @@ def trials(rows: Iterable[Row]) -> list[Row]:
 
 
 class Plan:
-    """The lines of a scale on one corpus, as far as `rows` say the rates."""
+    """The lines of a scale on one corpus, as far as `rows` say the rates. `later`: the corpus of claim 10, if it is
+    another."""
 
-    def __init__(self, scale: Scale, corpus: str, rows: Mapping[str, Row]) -> None:
+    def __init__(self, scale: Scale, corpus: str, rows: Mapping[str, Row], later: str = "") -> None:
         self.scale, self.rows = scale, rows
         self.base = scale.base.but(corpus=corpus)
+        self.long = self.base.but(corpus=later or corpus, steps=max(1, scale.longer) * self.base.steps)
+        """What claim 10's runs depart from: long ones, since in few rounds state hardly matters."""
 
     def lines(self) -> list[Line | Command]:
         return [line for block in self.blocks() for line in block]
@@ -203,13 +219,15 @@ class Plan:
             *(self._sizes(size, num_seeds) for size, num_seeds in self.scale.sizes[:2]),
             [*self._longer()],
             *(self._sizes(size, num_seeds) for size, num_seeds in self.scale.sizes[2:]),
+            *self._carried(),
         ]
         return [[line for line in block if self._is_asked(line)] for block in found]
 
     def _is_asked(self, line: Line | Command) -> bool:
         """The trials are, and SparseLoCo as built, since other claims are beside it."""
         built = (line.claim, line.panel, line.label) == (1, "main", NAMES["sparseloco"])
-        return built or line.claim in (0, *self.scale.claims)
+        beside = (built or line.claim == 0) and bool({*self.scale.claims} - {10})
+        return beside or line.claim in self.scale.claims
 
     def work(self) -> list[Setting | Command]:
         """What is run, each run once, in this order."""
@@ -240,6 +258,10 @@ class Plan:
     def _tried(self, method: Method, optimizer: Optimizer) -> tuple[tuple[Setting, ...], dict[Rate, float]]:
         """The trials that were made and the one to make next, and the losses of those that were made."""
         fixed = self.base.but(method=method, optimizer=optimizer, seed=TRIAL_SEED, part="validation", points=1)
+        return self._tried_from(fixed, optimizer)
+
+    def _tried_from(self, fixed: Setting, optimizer: Optimizer) -> tuple[tuple[Setting, ...], dict[Rate, float]]:
+        method = fixed.method
         runs: list[Setting] = []
         done: dict[Rate, float] = {}
         while (rate := next_trial(method, optimizer, done)) is not None:
@@ -349,6 +371,40 @@ class Plan:
             for label, c in cases.items()
             for line in self._line(5, "waiting", label, self._runs("sparseloco", **c))
         ]
+
+    def _carried(self) -> list[list[Line | Command]]:
+        """Claim 10. At least 40 rounds each; a state's rates are those of its own trials, as long as the runs."""
+        if not self.scale.carried_inner_steps:
+            return []
+        found: list[list[Line | Command]] = []
+        for panel in ("trials", "main", "H", "sizes"):
+            for label, optimizer, state in CARRIED:
+                kind = self.long.but(optimizer=optimizer, state=state)
+                runs, done = self._tried_from(kind.but(seed=TRIAL_SEED, part="validation", points=1), optimizer)
+                if panel == "trials":
+                    found.append([Line(10, panel, label, runs)])
+                    continue
+                if len(done) < TRIALS:
+                    continue
+                peak, outer = min(done, key=lambda rate: done[rate])
+                best = kind.but(peak_lr=peak, outer_lr=outer)
+                found.append(list(self._carried_lines(panel, label, best)))
+        return found
+
+    def _carried_lines(self, panel: str, label: str, best: Setting) -> Iterator[Line]:
+        if panel == "main":
+            yield Line(10, panel, label, tuple(best.but(seed=seed) for seed in self.scale.seeds), best.inner_steps)
+        if panel == "H":
+            for inner in self.scale.carried_inner_steps:
+                run = best.but(inner_steps=inner, steps=max(best.steps, CARRIED_ROUNDS * inner))
+                yield Line(10, panel, label, tuple(run.but(seed=seed) for seed in self.scale.seeds), inner)
+        if panel == "sizes":
+            for size, num_seeds in self.scale.sizes:
+                if SIZES[size].width > CARRIED_WIDTH:
+                    continue
+                run = best.but(size=size, peak_lr=best.peak_lr * self.base.model.width / SIZES[size].width)
+                runs = tuple(run.but(seed=seed) for seed in self.scale.seeds[:num_seeds])
+                yield Line(10, panel, label, runs, run.num_parameters)
 
     def _attacked(self, num_seeds: int | None = None) -> list[Line]:
         rules = {

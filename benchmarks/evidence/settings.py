@@ -16,6 +16,8 @@ Rule = Literal["mean", "filtered_mean", "unbounded_mean", "trimmed_mean", "krum"
 Guess = Literal["", "lacking", "own"]
 """What a peer trains from while it waits for the selection: nothing, all updates but one, or its own update alone."""
 Part = Literal["validation", "held_out"]
+State = Literal["", "kept", "fresh"]
+"""What the inner optimizer begins a round with; "" is "kept", of runs from before there was a choice."""
 
 PAGE_SEQUENCES = 20
 WARM_UP = 0.05
@@ -74,6 +76,7 @@ class Setting:
     k: int = 64
     decay: float = 0.95
     optimizer: Optimizer = "adamw"
+    state: State = ""
     peak_lr: float = 6e-3
     outer_lr: float = 1.0
     momentum: float = 0.9
@@ -95,7 +98,7 @@ class Setting:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"no model size {self.size!r}; there are {', '.join(SIZES)}")
-        for name, kind in (("method", Method), ("optimizer", Optimizer), ("rule", Rule), ("guess", Guess)):
+        for name, kind in (("method", Method), ("optimizer", Optimizer), ("state", State), ("rule", Rule), ("guess", Guess)):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {get_args(kind)}")
         if self.steps % self.inner_steps:
@@ -128,7 +131,8 @@ class Setting:
 
     def key(self) -> dict[str, Any]:
         """All settings, with the model's shape in place of what its name stands for today."""
-        return {"kind": "training"} | asdict(self) | {"model": self.model.model_dump()}
+        found = {"kind": "training"} | asdict(self) | {"model": self.model.model_dump()}
+        return found if self.state else {name: value for name, value in found.items() if name != "state"}
 
     @cached_property
     def id(self) -> str:
@@ -141,6 +145,7 @@ class Setting:
             steps=self.inner_steps,
             sequences=self.sequences * shared,
             optimizer=self.optimizer,
+            state=self.state or "kept",
             peak_lr=self.peak_lr,
             final_lr=FINAL * self.peak_lr,
             warmup_steps=round(WARM_UP * self.steps),
