@@ -20,7 +20,7 @@ from murmur.protocol.messages import ENVELOPE_BYTES, Envelope, Reveal, parse_env
 from murmur.protocol.ports import Verify
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Reason, Rejection
-from sparseloco import ops
+from sparseloco import ops, trace
 from sparseloco.outer import OuterState
 from sparseloco.update import Records
 from sparseloco.wire import Submission
@@ -144,7 +144,10 @@ def _judged(
     try:
         envelope, ciphertext = _sealed(item, expected, functions)
         plaintext = _unsealed(item, envelope, ciphertext, expected, functions)
-        submission = ops.parse_submission(peer, expected.round, plaintext, expected.spec.layout)
+        shape = expected.spec.trace
+        submission = ops.parse_submission(peer, expected.round, plaintext, expected.spec.layout, shape.num_bytes)
+        if shape.num_bytes:
+            trace.parse(submission.trace, shape)
         submission.update.digest  # noqa: B018 - hashed here, where peers may be judged in parallel
         return submission
     except InvalidSubmission as fault:

@@ -7,7 +7,7 @@ devices, or on one of another kind, go to the reference.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -152,8 +152,15 @@ def parse(plaintext: Records, layout: Layout) -> Update:
     return (_chosen.codec or wire).parse(plaintext, layout)
 
 
-def parse_submission(peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
-    """As wire.parse_submission, the specification; the same for plaintexts of the dense exchange."""
+def parse_submission(
+    peer: PeerId, round: int, plaintext: Records, layout: Layout, trace_bytes: int = 0
+) -> Submission:
+    """As wire.parse_submission, the specification; the same for plaintexts of the dense exchange. The last
+    `trace_bytes` are the trace, whose own form is not looked at."""
+    if trace_bytes:
+        whole = memoryview(plaintext)
+        parsed = parse_submission(peer, round, whole[:-trace_bytes], layout)
+        return replace(parsed, trace=whole[-trace_bytes:])
     if isinstance(layout, DenseLayout):
         return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), parse(plaintext, layout))
     return (_chosen.codec or wire).parse_submission(peer, round, plaintext, layout)

@@ -1,5 +1,6 @@
 """The plaintext of a submission (docs/protocol.md section 3): theta digest (32 bytes), then one record per chunk in
-layout order (sparseloco/records.py has the bits). Its size follows from the layout alone.
+layout order (sparseloco/records.py has the bits), whose size follows from the layout alone. Behind it a run that
+verifies work has the trace (sparseloco/trace.py), which the functions here are given apart.
 
 `parse` and `parse_submission` take another node's bytes and return a value that is valid by construction, or raise
 InvalidSubmission. Memory: the records once, plus one slab of chunks at a time.
@@ -17,12 +18,13 @@ from sparseloco.update import Records, Update
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A peer's submission for a round, opened and valid. `theta` is the digest of the parameters that it claims to have
-    trained from."""
+    trained from. `trace`: the bytes of its trace, which sparseloco/trace.py parses."""
 
     peer: PeerId
     round: int
     theta: Digest
     update: Update
+    trace: Records = b""
 
 
 def plaintext_bytes(layout: Layout) -> int:
@@ -30,9 +32,9 @@ def plaintext_bytes(layout: Layout) -> int:
     return DIGEST_BYTES + layout.records_bytes
 
 
-def encode(theta: Digest, update: Update) -> bytes:
-    """Return the plaintext of an update computed from the parameters with digest `theta`."""
-    return b"".join((theta, update.records))
+def encode(theta: Digest, update: Update, trace: bytes = b"") -> bytes:
+    """Return the plaintext of an update computed from the parameters with digest `theta`, and of its trace."""
+    return b"".join((theta, update.records, trace))
 
 
 def require_size(plaintext: Records, layout: Layout) -> None:

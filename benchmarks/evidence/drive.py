@@ -116,5 +116,5 @@ def told(row: Row) -> str:
     if settings["kind"] == "command":
         return " ".join(settings["words"])
     base = Setting(settings["method"]).key()
-    shown = {n: v for n, v in settings.items() if n not in ("method", "model", "corpus", "kind") and v != base[n]}
+    shown = {n: v for n, v in settings.items() if n not in ("method", "model", "corpus", "kind") and v != base.get(n)}
     return f"{settings['method']} {shown} loss {row['points'][-1]['loss']} in {row['seconds']} s"

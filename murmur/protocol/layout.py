@@ -18,6 +18,29 @@ CHUNK = 4096
 BLOCK = 64
 LEVEL_BYTES = 2
 SCALE_BYTES = 4
+HEAD_BYTES = 4
+"""A trace's number of steps."""
+VALUE_BYTES = 2
+"""A trace's values are bf16: of equal relative precision whatever their size, which differs a thousandfold."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceShape:
+    """The shape of the trace of a round's inner steps (sparseloco/trace.py). `values`: how many of each kind, gradients
+    and moves, in the whole trace; 0: there is none. `steps`: of the round."""
+
+    values: int
+    steps: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Fixed for a run, whatever the steps: a payload has one size."""
+        return HEAD_BYTES + 2 * VALUE_BYTES * self.values if self.values else 0
+
+    @property
+    def places(self) -> int:
+        """P: values of either kind that each step shows."""
+        return self.values // self.steps
 
 
 def kept(n: int, k: int) -> int:

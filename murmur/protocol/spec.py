@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from murmur.protocol.clock import Clock
 from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.fields import Count, Decay, HexDigest, Positive, Published, Rate, Share, Table
-from murmur.protocol.layout import CHUNK, Layout
+from murmur.protocol.layout import CHUNK, Layout, TraceShape
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_json
 from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
 
@@ -74,10 +74,13 @@ class ModelSpec(Table):
 
 
 class CompressionSpec(Table):
-    """k values kept of a full chunk of 4096; `decay` is the error feedback's beta."""
+    """k values kept of a full chunk of 4096; `decay` is the error feedback's beta. `trace_values`: how many gradients,
+    and as many changes of weights, a payload shows of its inner steps, so that validators can repeat and compare them
+    (docs/protocol.md section 3). 0: work is not verified."""
 
     k: Annotated[int, Field(ge=1, le=CHUNK)] = 64
     decay: Share = 0.95
+    trace_values: Annotated[int, Field(ge=0, le=1 << 26)] = 0
 
 
 class InnerSpec(Table):
@@ -246,6 +249,21 @@ class TrainingSpec(Published):
             )
         return self
 
+    @model_validator(mode="after")
+    def _trace_shows_every_tensor(self) -> Self:
+        if self.compression.trace_values:
+            if self.inner.state == "kept":
+                raise ValueError(
+                    'compression: trace_values needs inner.state "fresh": nobody can repeat a round that begins with '
+                    "its miner's own optimizer state"
+                )
+            if self.trace.places < len(self.layout.tensors):
+                raise ValueError(
+                    f"compression: {self.compression.trace_values} trace_values make {self.trace.places} places in "
+                    f"each of {self.inner.steps} steps, fewer than the {len(self.layout.tensors)} tensors"
+                )
+        return self
+
     @property
     def genesis_digest(self) -> Digest:
         return Digest(bytes.fromhex(self.genesis_checkpoint))
@@ -271,8 +289,12 @@ class TrainingSpec(Published):
 
     @property
     def plaintext_bytes(self) -> int:
-        """Bytes of a plaintext: theta digest, then all records."""
-        return DIGEST_BYTES + self.layout.records_bytes
+        """Bytes of a plaintext: theta digest, all records, the trace."""
+        return DIGEST_BYTES + self.layout.records_bytes + self.trace.num_bytes
+
+    @property
+    def trace(self) -> TraceShape:
+        return TraceShape(self.compression.trace_values, self.inner.steps)
 
     @property
     def object_bytes(self) -> int:

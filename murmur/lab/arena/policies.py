@@ -170,7 +170,8 @@ class Published:
             envelope, key = parse_envelope(item.payload[:ENVELOPE_BYTES]), parse_reveal(item.reveal).key
             try:
                 plaintext = FUNCTIONS.unseal(envelope, key, item.payload[ENVELOPE_BYTES:])
-                passed[peer] = ops.parse_submission(peer, round.number, plaintext, round.spec.layout)
+                trace_bytes = round.spec.trace.num_bytes
+                passed[peer] = ops.parse_submission(peer, round.number, plaintext, round.spec.layout, trace_bytes)
             except InvalidSubmission as fault:
                 rejected[peer] = Rejection(peer, fault.reason, fault.detail)
         return Checked(passed, rejected, frozenset(committed), {}, {})

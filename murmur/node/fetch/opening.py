@@ -46,7 +46,8 @@ def open_pinned(
         if key is None or isinstance(data, FetchFault):
             return Opened(peer, pinned, None, None)
         try:
-            return Opened(peer, pinned, key, open_payload(spec.layout.part(at, len(ordered)), peer, round, key, data))
+            layout = spec.layout.part(at, len(ordered))
+            return Opened(peer, pinned, key, open_payload(layout, peer, round, key, data, spec.trace.num_bytes))
         except InvalidSubmission:
             return Opened(peer, pinned, None, None)
 
@@ -58,11 +59,14 @@ def open_threads(spec: TrainingSpec) -> int:
     return OPEN_THREADS if spec.object_bytes > PART_BYTES else 1
 
 
-def open_payload(layout: Layout, peer: PeerId, round: int, key: bytes, data: Data) -> Update:
-    """The update in a sealed object whose bytes were checked. Raises InvalidSubmission."""
+def open_payload(
+    layout: Layout, peer: PeerId, round: int, key: bytes, data: Data, trace_bytes: int = 0
+) -> Update:
+    """The update in a sealed object whose bytes were checked. Raises InvalidSubmission. Only validators look at the
+    form of the trace: what is applied does not depend on it."""
     try:
         envelope = parse_envelope(data[:ENVELOPE_BYTES])
     except InvalidMessage as fault:
         raise InvalidSubmission(Reason.UNSIGNED, str(fault)) from None
     plaintext = unseal(envelope, key, memoryview(data)[ENVELOPE_BYTES:])
-    return ops.parse_submission(peer, round, plaintext, layout).update
+    return ops.parse_submission(peer, round, plaintext, layout, trace_bytes).update

@@ -200,7 +200,8 @@ def wanted_objects(
     spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: PayloadSources | None
 ) -> list[Wanted]:
     """pairs: all of the round, where each has a layout of its own. sources: None for what has to be here."""
-    sizes = [ENVELOPE_BYTES + plaintext_bytes(spec.layout.part(at, len(pairs))) for at in range(len(pairs))]
+    layouts = [spec.layout.part(at, len(pairs)) for at in range(len(pairs))]
+    sizes = [ENVELOPE_BYTES + plaintext_bytes(layout) + spec.trace.num_bytes for layout in layouts]
     return [
         Wanted(peer, () if sources is None else sources.payload(run, round, peer), size, matches(envelope))
         for (peer, envelope), size in zip(pairs, sizes, strict=True)

@@ -77,7 +77,7 @@ class NodeState:
         """How the time since the last applied round was spent."""
         self.own = InnerState(store.own, replica, time)
         self.snapshots = Snapshots(store.snapshot, store.folder / "writing", time)
-        self.redo = RedoLog(store.log, run, first.layout)
+        self.redo = RedoLog(store.log, run, first.layout, first.trace.num_bytes)
         self.expected: Expected | None = None
         """The expected selection in theta in memory, on top of the saved state."""
         self._kept: Saved | None = None

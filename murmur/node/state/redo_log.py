@@ -42,8 +42,8 @@ class Lost(Damaged):
 class RedoLog:
     """The files in `folder`, of the run `run`."""
 
-    def __init__(self, folder: Path, run: Digest, layout: Layout) -> None:
-        self.folder, self._run, self._layout = folder, run, layout
+    def __init__(self, folder: Path, run: Digest, layout: Layout, trace_bytes: int) -> None:
+        self.folder, self._run, self._layout, self._trace_bytes = folder, run, layout, trace_bytes
         self._given = folder.with_name("given")
         self.recent: dict[int, tuple[Payload, ...]] = {}
         """Payloads applied in the newest rounds since this process began."""
@@ -113,7 +113,7 @@ class RedoLog:
         if data is None or not matches(payload.envelope)(data):
             raise Lost(self._path(payload))
         try:
-            return open_payload(layout, payload.peer, round, payload.key, data)
+            return open_payload(layout, payload.peer, round, payload.key, data, self._trace_bytes)
         except InvalidSubmission:
             raise Lost(self._path(payload)) from None
 
