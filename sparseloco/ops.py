@@ -152,9 +152,7 @@ def parse(plaintext: Records, layout: Layout) -> Update:
     return (_chosen.codec or wire).parse(plaintext, layout)
 
 
-def parse_submission(
-    peer: PeerId, round: int, plaintext: Records, layout: Layout, trace_bytes: int = 0
-) -> Submission:
+def parse_submission(peer: PeerId, round: int, plaintext: Records, layout: Layout, trace_bytes: int = 0) -> Submission:
     """As wire.parse_submission, the specification; the same for plaintexts of the dense exchange. The last
     `trace_bytes` are the trace, whose own form is not looked at."""
     if trace_bytes:

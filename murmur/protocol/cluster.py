@@ -29,7 +29,7 @@ AMENDABLE = {
     "cluster": {"beat_seconds", "silent_seconds", "grace", "least_steps", "keep_rounds"},
 }
 """Fields of these tables that may change in mid-run: none that determines the format of states or updates. Of `inner`
-all but the optimizer may change (murmur/protocol/run.py)."""
+all but the optimizer and its state may change (murmur/protocol/run.py)."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Loss = Annotated[float, Field(allow_inf_nan=False)]
@@ -92,6 +92,12 @@ class ClusterSpec(TrainingSpec):
             raise ValueError(
                 f"outer: momentum {self.momentum:g} is for cluster.exchange 'int8'; SparseLoCo has none: set it to 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_verified(self) -> Self:
+        if self.compression.trace_values:
+            raise ValueError("compression: trace_values is for runs on a chain: a cluster's members trust one another")
         return self
 
     @model_validator(mode="after")

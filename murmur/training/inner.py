@@ -18,6 +18,7 @@ from murmur.training.loader import ahead
 from murmur.training.model import Transformer
 from murmur.training.optimizer import set_constants
 from murmur.training.parallel import ALONE, Ranks, whole
+from murmur.training.recorder import Recorder
 from murmur.training.schedule import lr_at
 from murmur.training.sizes import Recompute
 
@@ -80,6 +81,7 @@ def inner_round(
     micro_sequences: int | None = None,
     recompute: Recompute = "none",
     on_step: OnStep | None = None,
+    recorder: Recorder | None = None,
     stopped: Stopped = never,
 ) -> InnerReport:
     """Take one optimizer step for each batch (int64 [sequences, context + 1]); the model's parameters become theta_r.
@@ -89,6 +91,7 @@ def inner_round(
     - ranks: those among which `model` is sharded; each takes its share of every batch, and all report the same.
     - micro_sequences: most sequences on a device at once; the batch's gradient is accumulated over them (None: the
       whole share).
+    - recorder: looks at every step that changes something.
     - recompute: what layers recompute instead of keeping; no value depends on it.
     - stopped: when it returns True on any rank, all ranks end after the same step.
 
@@ -117,7 +120,11 @@ def inner_round(
         loss = ranks.mean(loss)
         norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip))
         if isfinite(float(norm)):
+            if recorder is not None:
+                recorder.before(step)
             optimizer.step()
+            if recorder is not None:
+                recorder.after(step)
         else:
             skipped += 1
         losses.append(loss)

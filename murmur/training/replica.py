@@ -8,7 +8,7 @@ own. No network, no files. Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; d
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,12 +33,25 @@ from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
 from sparseloco.outer import Aggregate, OuterState, Scales, most
 from sparseloco.restraint import restrained
+from sparseloco.trace import Trace
 from sparseloco.update import Update
 
 ERROR = "error/"
 VELOCITY = "velocity/"
 _VELOCITY = "velocity"
 """The area of the outer step's momentum."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOf:
+    """What the places of a trace are drawn from: run, hash of the round's page block, and hotkey."""
+
+    run: Digest
+    page_hash: Digest
+    peer: PeerId
+
+    def words(self) -> list[str]:
+        return [self.run.hex(), self.page_hash.hex(), self.peer.hex()]
 
 
 def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
@@ -114,6 +127,7 @@ class Replica:
         on_step: OnStep | None = None,
         stopped: Stopped = never,
         resume: bool = False,
+        trace_of: TraceOf | None = None,
     ) -> InnerReport:
         """Take H inner steps from theta over the first H * batch `sequences`, in order; theta itself is unchanged.
         Return the report of the steps made.
@@ -121,6 +135,7 @@ class Replica:
         - inner: the constants in force this round (None: the first spec's). The schedule continues from the number of
           non-void rounds.
         - stopped: called after each step; True ends the round on all ranks.
+        - trace_of: whose and which round's trace is recorded; `trace` returns it.
         - resume: continue the stopped round of these sequences from its step and weights. If theta was taken back
           meanwhile, the weights are moved by the difference. If it was loaded anew, the round starts over.
 
@@ -138,8 +153,13 @@ class Replica:
             first_step=self.outer.rounds * spec.steps,
             num_sequences=len(sequences),
             done=self._done.steps,
+            trace_of=None if trace_of is None else trace_of.words(),
         )
         return self._done
+
+    def trace(self) -> Trace:
+        """Return the trace of the inner steps that were made and not yet compressed."""
+        return self._trainer.trace(steps=self._done.steps)
 
     def _begin_from_theta(self) -> None:
         """Rebase the finished inner steps onto the current theta."""

@@ -5,15 +5,16 @@ once. Large values pass through host memory shared by all ranks (murmur/training
 theta, error feedback and all other state that a node must not lose are there. Knows nothing of rounds or peers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from murmur.protocol.layout import BLOCK, Layout, TensorLayout
+from murmur.protocol.layout import BLOCK, Layout, TensorLayout, TraceShape
 from murmur.protocol.spec import InnerSpec, TrainingSpec
+from murmur.protocol.types import Digest, PeerId
 from murmur.training.batch_trial import Fit, fit
 from murmur.training.host import Area, copy, model_bytes, model_tensors
 from murmur.training.inner import InnerReport, OnStep, Stopped, autocast, inner_round, never
@@ -22,9 +23,11 @@ from murmur.training.memory import SLAB_BYTES
 from murmur.training.model import Transformer
 from murmur.training.optimizer import carried_shapes, load_adam_state, make_optimizer, store_adam_state
 from murmur.training.parallel import Ranks, local, together
+from murmur.training.recorder import Recorder
 from sparseloco import ops
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
+from sparseloco.trace import Trace, places
 from sparseloco.update import Update
 
 EVALUATION_TOKENS = 1024
@@ -55,6 +58,7 @@ class Trainer:
         self._parameters = dict(self.model.named_parameters())
         self._optimizer = make_optimizer(self.model, self.spec.inner, ranks)
         self._fit: Fit | None = None
+        self._recorder: Recorder | None = None
         self._areas: dict[str, Area] = {}
         self._tensors = {tensor.name: tensor for tensor in self.layout}
         self._mine = {tensor.name: _share(tensor, ranks) for tensor in self.layout}
@@ -134,15 +138,26 @@ class Trainer:
         return Update(self.layout, records.numpy().data.toreadonly())
 
     @together
-    def inner_round(self, *, inner: dict[str, Any], first_step: int, num_sequences: int, done: int = 0) -> InnerReport:
+    def inner_round(
+        self,
+        *,
+        inner: dict[str, Any],
+        first_step: int,
+        num_sequences: int,
+        done: int = 0,
+        trace_of: Sequence[str] | None = None,
+    ) -> InnerReport:
         """Take H inner steps on the first H * batch sequences in the area TOKENS, the first `done` of which were
         already made; the weights become theta_r.
 
-        The micro-batch is found before the first step. Raises ConfigError when the device has too little memory.
+        trace_of: run, page block's hash and hotkey, in hex: those that draw the places of the round's trace; None: it
+        has none. The micro-batch is found before the first step. Raises ConfigError when the device has too little memory.
         """
         spec, fitting = InnerSpec.model_validate(inner), self._fitting()
         if spec.state == "fresh" and not done:
             self._optimizer.state.clear()
+        if not done:
+            self._recorder = None if trace_of is None else self._recording(spec, *map(bytes.fromhex, trace_of))
         return inner_round(
             self.model,
             self._optimizer,
@@ -153,9 +168,21 @@ class Trainer:
             ranks=self.ranks,
             micro_sequences=fitting.micro_sequences,
             recompute=fitting.recompute,
+            recorder=self._recorder,
             on_step=self.on_step,
             stopped=self.stopped,
         )
+
+    def _recording(self, spec: InnerSpec, run: bytes, page_hash: bytes, peer: bytes) -> Recorder:
+        count = TraceShape(self.spec.compression.trace_values, spec.steps).places
+        drawn = places(Digest(run), Digest(page_hash), PeerId(peer), self.layout, count)
+        return Recorder(self._parameters, drawn, self.layout, spec.steps, self.ranks)
+
+    @together
+    def trace(self, *, steps: int) -> Trace:
+        """Return the trace of the first `steps` of the last inner round."""
+        assert self._recorder is not None, "that inner round was not traced"
+        return self._recorder.trace(steps)
 
     def _fitting(self) -> Fit:
         """Return the micro-batch and the recomputation: found once, when training begins; a validator never needs

@@ -95,7 +95,7 @@ def test_a_disk_that_takes_no_snapshot_stops_the_node_only_when_the_log_is_too_l
 
 def test_payloads_that_are_opened_beside_each_other_are_what_one_after_the_other_gives(tmp_path: Path) -> None:
     _, rounds = network()
-    log = RedoLog(tmp_path, RUN, SPEC.layout)
+    log = RedoLog(tmp_path, RUN, SPEC.layout, 0)
     opened = rounds[2].opened  # one of them does not parse
     for each, sealed in zip(opened, rounds[2].objects, strict=True):
         (tmp_path / each.envelope.hex()).write_bytes(sealed)

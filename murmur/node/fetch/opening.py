@@ -59,9 +59,7 @@ def open_threads(spec: TrainingSpec) -> int:
     return OPEN_THREADS if spec.object_bytes > PART_BYTES else 1
 
 
-def open_payload(
-    layout: Layout, peer: PeerId, round: int, key: bytes, data: Data, trace_bytes: int = 0
-) -> Update:
+def open_payload(layout: Layout, peer: PeerId, round: int, key: bytes, data: Data, trace_bytes: int = 0) -> Update:
     """The update in a sealed object whose bytes were checked. Raises InvalidSubmission. Only validators look at the
     form of the trace: what is applied does not depend on it."""
     try:
