@@ -95,12 +95,6 @@ class ClusterSpec(TrainingSpec):
         return self
 
     @model_validator(mode="after")
-    def _nothing_is_verified(self) -> Self:
-        if self.compression.trace_values:
-            raise ValueError("compression: trace_values is for runs on a chain: a cluster's members trust one another")
-        return self
-
-    @model_validator(mode="after")
     def _times_fit(self) -> Self:
         cluster = self.cluster
         if cluster.silent_seconds < 3 * cluster.beat_seconds:

@@ -140,6 +140,14 @@ def _changed(spec: RunSpec, amendment: Amendment) -> RunSpec:
     return build(changed(spec, amendment.changes), f"the run spec amended from round {amendment.from_round}")
 
 
+_SAVED = "what miners have saved is the state of the first one"
+FIXED = {
+    "inner": {"optimizer": _SAVED, "state": _SAVED},
+    "gauntlet": {"trace_values": "payloads have one size"},
+}
+"""Fields that no amendment changes, and why."""
+
+
 def changed(spec: TrainingSpec, changes: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the spec's table with these fields of its tables replaced. Raises ConfigError for a field that no
     amendment can change."""
@@ -149,11 +157,8 @@ def changed(spec: TrainingSpec, changes: Mapping[Any, Mapping[str, Any]]) -> dic
         allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
         if unknown := set(fields) - allowed:
             raise ConfigError(f"an amendment changes unknown fields of {name}: {sorted(unknown)}")
-        for fixed in ("optimizer", "state") if name == "inner" else ():
+        for fixed, why in FIXED.get(name, {}).items():
             if fields.get(fixed, target[fixed]) != target[fixed]:
-                raise ConfigError(
-                    f"an amendment changes inner.{fixed}, which stays for the whole run: what miners have saved is the "
-                    "state of the first one"
-                )
+                raise ConfigError(f"an amendment changes {name}.{fixed}, which stays for the whole run: {why}")
         target.update(fields)
     return table

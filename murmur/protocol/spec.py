@@ -74,13 +74,10 @@ class ModelSpec(Table):
 
 
 class CompressionSpec(Table):
-    """k values kept of a full chunk of 4096; `decay` is the error feedback's beta. `trace_values`: how many gradients,
-    and as many changes of weights, a payload shows of its inner steps, so that validators can repeat and compare them
-    (docs/protocol.md section 3). 0: work is not verified."""
+    """k values kept of a full chunk of 4096; `decay` is the error feedback's beta."""
 
     k: Annotated[int, Field(ge=1, le=CHUNK)] = 64
     decay: Share = 0.95
-    trace_values: Annotated[int, Field(ge=0, le=1 << 26)] = 0
 
 
 class InnerSpec(Table):
@@ -185,6 +182,10 @@ class GauntletSpec(Table):
     less. `probe_step`: share of a peer's update that is probed; a large step of one peer alone overshoots once the loss
     flattens, and honest scores drown or turn negative. `fault_penalty`: reduction of the proof by a fault, in units of
     the honest gap.
+
+    `trace_values`: how many gradients, and as many changes of weights, a payload shows of its inner steps, so that
+    validators can repeat and compare them (docs/protocol.md section 3). It is fixed for the whole run. 0: work is not
+    verified.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -209,6 +210,7 @@ class GauntletSpec(Table):
     rating_band: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     weight_rounds: Positive = 1
     burn_share: Share = 0.0
+    trace_values: Annotated[int, Field(ge=0, le=1 << 26)] = 0
 
     @property
     def remembered_rounds(self) -> int:
@@ -249,21 +251,6 @@ class TrainingSpec(Published):
             )
         return self
 
-    @model_validator(mode="after")
-    def _trace_shows_every_tensor(self) -> Self:
-        if self.compression.trace_values:
-            if self.inner.state == "kept":
-                raise ValueError(
-                    'compression: trace_values needs inner.state "fresh": nobody can repeat a round that begins with '
-                    "its miner's own optimizer state"
-                )
-            if self.trace.places < len(self.layout.tensors):
-                raise ValueError(
-                    f"compression: {self.compression.trace_values} trace_values make {self.trace.places} places in "
-                    f"each of {self.inner.steps} steps, fewer than the {len(self.layout.tensors)} tensors"
-                )
-        return self
-
     @property
     def genesis_digest(self) -> Digest:
         return Digest(bytes.fromhex(self.genesis_checkpoint))
@@ -294,7 +281,8 @@ class TrainingSpec(Published):
 
     @property
     def trace(self) -> TraceShape:
-        return TraceShape(self.compression.trace_values, self.inner.steps)
+        """The shape of a payload's trace: a run without a Gauntlet has none."""
+        return TraceShape(0, self.inner.steps)
 
     @property
     def object_bytes(self) -> int:
@@ -337,6 +325,25 @@ class RunSpec(TrainingSpec):
     def _address(cls, value: str) -> str:
         peer_id(value)
         return value
+
+    @property
+    def trace(self) -> TraceShape:
+        return TraceShape(self.gauntlet.trace_values, self.inner.steps)
+
+    @model_validator(mode="after")
+    def _trace_shows_every_tensor(self) -> Self:
+        if self.gauntlet.trace_values:
+            if self.inner.state == "kept":
+                raise ValueError(
+                    'gauntlet: trace_values needs inner.state "fresh": nobody can repeat a round that begins with '
+                    "its miner's own optimizer state"
+                )
+            if self.trace.places < len(self.layout.tensors):
+                raise ValueError(
+                    f"gauntlet: {self.gauntlet.trace_values} trace_values make {self.trace.places} places in "
+                    f"each of {self.inner.steps} steps, fewer than the {len(self.layout.tensors)} tensors"
+                )
+        return self
 
     @model_validator(mode="after")
     def _windows_fit(self) -> Self:

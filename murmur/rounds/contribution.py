@@ -24,8 +24,11 @@ from murmur.protocol.types import Digest, Page
 from murmur.training.inner import InnerReport, Stopped
 from murmur.training.loader import sequences
 from murmur.training.meter import Reading
+from murmur.training.replica import TraceOf
 from sparseloco import wire
 from sparseloco.floats import NonFinite
+from sparseloco.trace import Trace
+from sparseloco.trace import encode as encode_trace
 from sparseloco.update import Update
 from storage.exchange import publish
 from storage.s3 import RangedBucket
@@ -71,6 +74,8 @@ class RoundWork:
         self.claims: dict[str, Any] = {}
         """Measurements of the last training."""
         self.steps, self.seconds = 0, 0.0
+        self.trace: Trace | None = None
+        """Of the last training, in a run that verifies work."""
         self._ahead: _Ahead | None = None
         """The upload of our sealed object, started before it was saved."""
         self._fetching: Task | None = None
@@ -101,10 +106,13 @@ class RoundWork:
                 self._fetching = None
             self.shards.train.hold(pages)
 
-    def training(self, round: int, pages: Sequence[Page], inner: InnerSpec) -> "Training":
-        """Return the round's inner steps on these pages, whose text is fetched first."""
+    def training(
+        self, round: int, pages: Sequence[Page], inner: InnerSpec, trace_of: TraceOf | None = None
+    ) -> "Training":
+        """Return the round's inner steps on these pages, whose text is fetched first. trace_of: None in a run that does
+        not verify work."""
         self.hold(pages)
-        return Training(self, round, pages, inner)
+        return Training(self, round, pages, inner, trace_of)
 
     def compress(self) -> Update:
         """Compress with error feedback, Top-k and 2 bits into the update that we send; the error feedback keeps the
@@ -128,7 +136,8 @@ class RoundWork:
         """
         state = self.state
         with state.timeline.begin("seal"):
-            plaintext = memoryview(wire.encode(state.replica.digest(), update))
+            shown = b"" if self.trace is None else encode_trace(self.trace, state.first.trace)
+            plaintext = memoryview(wire.encode(state.replica.digest(), update, shown))
             sealing = Sealing(plaintext, run=state.run_id, round=round, signer=self.signer)
             upload = self._begin_upload(self._key(round, sealing.key), sealing.object, left)
 
@@ -229,8 +238,10 @@ class RoundWork:
 class Training:
     """The inner steps of one round; they may be interrupted and continued."""
 
-    def __init__(self, work: RoundWork, round: int, pages: Sequence[Page], inner: InnerSpec) -> None:
-        self._work, self._inner, self.round = work, inner, round
+    def __init__(
+        self, work: RoundWork, round: int, pages: Sequence[Page], inner: InnerSpec, trace_of: TraceOf | None
+    ) -> None:
+        self._work, self._inner, self.round, self._trace_of = work, inner, round, trace_of
         self._batch = sequences(work.shards.train, pages, work.state.first.model.context)
         self._meter = work.state.replica.meter(inner, self._show)
         self.report = InnerReport((), 0, 0)
@@ -247,6 +258,7 @@ class Training:
                 on_step=self._meter,
                 stopped=stopped,
                 resume=bool(self.report.steps),
+                trace_of=self._trace_of,
             )
         self.seconds += watch.seconds
         return self.report.steps
@@ -255,6 +267,7 @@ class Training:
         """Emit the measurements and return them; they are `RoundWork.claims` from now on."""
         loss = self.report.mean_loss
         self._work.steps, self._work.seconds = self.report.steps, self.seconds
+        self._work.trace = None if self._trace_of is None else self._work.state.replica.trace()
         self._work.claims = {
             "loss": loss if isfinite(loss) else None,
             "tokens": self.report.num_tokens,

@@ -26,11 +26,15 @@ from murmur.protocol.types import Commitment, Page
 from murmur.rounds.contribution import Diverged, RoundWork
 from murmur.rounds.outcome import Outcomes
 from murmur.rounds.repair_answers import RepairAnswers
+from murmur.training.replica import TraceOf
 from sparseloco.update import Update
 from storage.exchange import cached, publish
 from storage.mirror import Mirror
 from storage.realtime import seconds_until
 from storage.resume import keep
+
+SENDING_MARGIN = 1.5
+"""Times the last round's time to send that is kept for it where the steps do not end in time."""
 
 
 class RoundOver(MurmurError):
@@ -55,6 +59,8 @@ class Miner:
         """The last round in which we have nothing more to publish."""
         self.upload_failed = False
         """Whether our last upload failed: we commit to nothing more before one succeeds."""
+        self.sending_seconds = 0.0
+        """How long the last round's update took from its last inner step until it was published and committed to."""
         self.finishing: Task | None = None
         """Work of the last round for which nothing waits: claims, cleaning up, our result."""
 
@@ -116,8 +122,12 @@ class Miner:
         sealed = node.state.saved.sealed
         if sealed is None or sealed.round != round:
             self.train(round, self.pages(round))
+            began = node.time.now()
             sealed = self.seal(round, self.compress())
-        self.promise(round, sealed)
+            self.promise(round, sealed)
+            self.sending_seconds = node.time.now() - began
+        else:
+            self.promise(round, sealed)
         self.await_others(round)
         counts = self.counts(round, sealed)
         if counts:
@@ -170,21 +180,30 @@ class Miner:
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
         """Make H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile: an
-        expected selection is confirmed or corrected as soon as the decision is known.
+        expected selection is confirmed or corrected as soon as the decision is known. Where work is verified, fewer
+        steps count as what they are: the round ends while there is time to send them.
 
         Raises Late, and RoundOver if the run moved past the round without us.
         """
         node, inner = self.node, self.node.run.spec_at(round).inner
-        training = self.work.training(round, pages, inner)
+        of = self.trace_of(round)
+        training = self.work.training(round, pages, inner, of)
+        until = node.time.now() + self.seconds_to_commit(round) - SENDING_MARGIN * self.sending_seconds
+
+        def is_last_call() -> bool:
+            return of is not None and self.sending_seconds > 0.0 and node.time.now() > until
+
         with node.following(node.clock.commit_deadline(round)) as late:
             while True:
-                done = training.go_on(lambda: late() or node.is_decided())
+                done = training.go_on(lambda: late() or node.is_decided() or is_last_call())
                 if done < inner.steps and late():
                     took = f"{training.seconds:.0f} s"
                     raise Late(f"too late to commit after inner step {done} of {inner.steps}, {took}")
                 if not node.expects:
                     break
                 self.follow(round)
+                if is_last_call() and node.state.replica.steps:
+                    break
         self.outcomes.losses[round] = training.end()["loss"]
         logger.debug(
             "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
@@ -193,6 +212,13 @@ class Miner:
             rate=training.report.num_tokens / training.seconds,
             left=node.seconds_until(node.clock.commit_deadline(round)),
         )
+
+    def trace_of(self, round: int) -> TraceOf | None:
+        """Return what our trace's places are drawn from; None where work is not verified."""
+        node, places = self.node, self.node.run.spec_at(round).trace.places
+        if not places:
+            return None
+        return TraceOf(node.run.id, node.ports.chain.header(node.clock.page_block(round)).hash, node.me, places)
 
     def compress(self) -> Update:
         return self.work.compress()

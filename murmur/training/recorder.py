@@ -14,8 +14,8 @@ GRADIENTS, MOVES = 0, 1
 
 
 class Recorder:
-    """Records the clipped gradients and the weights' moves of each step at `places`. Each rank looks at its rows; places
-    are read on the device, and only `trace` waits for it."""
+    """Records the clipped gradients and the weights' moves of each step at `places`. Each rank looks at its rows;
+    places are read on the device, and only `trace` waits for it."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], places: Places, layout: Layout, steps: int, ranks: Ranks

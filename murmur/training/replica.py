@@ -44,14 +44,15 @@ _VELOCITY = "velocity"
 
 @dataclass(frozen=True, slots=True)
 class TraceOf:
-    """What the places of a trace are drawn from: run, hash of the round's page block, and hotkey."""
+    """What a trace's places are drawn from: run, hash of the round's page block, and hotkey. `places`: how many."""
 
     run: Digest
     page_hash: Digest
     peer: PeerId
+    places: int
 
     def words(self) -> list[str]:
-        return [self.run.hex(), self.page_hash.hex(), self.peer.hex()]
+        return [self.run.hex(), self.page_hash.hex(), self.peer.hex(), str(self.places)]
 
 
 def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
@@ -137,12 +138,13 @@ class Replica:
         - stopped: called after each step; True ends the round on all ranks.
         - trace_of: whose and which round's trace is recorded; `trace` returns it.
         - resume: continue the stopped round of these sequences from its step and weights. If theta was taken back
-          meanwhile, the weights are moved by the difference. If it was loaded anew, the round starts over.
+          meanwhile, the weights are moved by the difference; a traced round starts over, since nobody could repeat it.
+          If theta was loaded anew, every round starts over.
 
         Other threads of this process keep running (docs/decisions/0052-beside-the-inner-round.md).
         """
         spec = inner or self.spec.inner
-        if not resume:
+        if not resume or (self._displaced and trace_of is not None):
             self.reset()
         self._begin_from_theta()
         self._tokens(sequences)
@@ -160,6 +162,11 @@ class Replica:
     def trace(self) -> Trace:
         """Return the trace of the inner steps that were made and not yet compressed."""
         return self._trainer.trace(steps=self._done.steps)
+
+    @property
+    def steps(self) -> int:
+        """How many inner steps have led from theta to the module's weights."""
+        return 0 if self._displaced else self._done.steps
 
     def _begin_from_theta(self) -> None:
         """Rebase the finished inner steps onto the current theta."""

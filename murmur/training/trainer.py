@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.protocol.layout import BLOCK, Layout, TensorLayout, TraceShape
+from murmur.protocol.layout import BLOCK, Layout, TensorLayout
 from murmur.protocol.spec import InnerSpec, TrainingSpec
 from murmur.protocol.types import Digest, PeerId
 from murmur.training.batch_trial import Fit, fit
@@ -150,14 +150,15 @@ class Trainer:
         """Take H inner steps on the first H * batch sequences in the area TOKENS, the first `done` of which were
         already made; the weights become theta_r.
 
-        trace_of: run, page block's hash and hotkey, in hex: those that draw the places of the round's trace; None: it
-        has none. The micro-batch is found before the first step. Raises ConfigError when the device has too little memory.
+        trace_of: run, page block's hash and hotkey, in hex, and how many places of the round's trace they draw; None:
+        it has none. The micro-batch is found before the first step. Raises ConfigError when the device has too little
+        memory.
         """
         spec, fitting = InnerSpec.model_validate(inner), self._fitting()
         if spec.state == "fresh" and not done:
             self._optimizer.state.clear()
         if not done:
-            self._recorder = None if trace_of is None else self._recording(spec, *map(bytes.fromhex, trace_of))
+            self._recorder = None if trace_of is None else self._recording(spec.steps, *trace_of)
         return inner_round(
             self.model,
             self._optimizer,
@@ -173,10 +174,9 @@ class Trainer:
             stopped=self.stopped,
         )
 
-    def _recording(self, spec: InnerSpec, run: bytes, page_hash: bytes, peer: bytes) -> Recorder:
-        count = TraceShape(self.spec.compression.trace_values, spec.steps).places
-        drawn = places(Digest(run), Digest(page_hash), PeerId(peer), self.layout, count)
-        return Recorder(self._parameters, drawn, self.layout, spec.steps, self.ranks)
+    def _recording(self, steps: int, run: str, page_hash: str, peer: str, count: str) -> Recorder:
+        of = Digest(bytes.fromhex(run)), Digest(bytes.fromhex(page_hash)), PeerId(bytes.fromhex(peer))
+        return Recorder(self._parameters, places(*of, self.layout, int(count)), self.layout, steps, self.ranks)
 
     @together
     def trace(self, *, steps: int) -> Trace:

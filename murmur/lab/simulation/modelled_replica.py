@@ -22,7 +22,7 @@ from murmur.protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from murmur.protocol.types import Digest, PeerId
 from murmur.training.inner import InnerReport, OnStep, Stopped, never
 from murmur.training.parallel import Ranks
-from murmur.training.replica import Replica
+from murmur.training.replica import Replica, TraceOf
 from murmur.training.trainer import RECORDS, Trainer
 from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values
@@ -193,9 +193,11 @@ class ModelledReplica(Replica):
         on_step: OnStep | None = None,
         stopped: Stopped = never,
         resume: bool = False,
+        trace_of: TraceOf | None = None,
     ) -> InnerReport:
         """Model the inner steps. The update does not depend on the weights, so it is added at the end, for the steps
-        done."""
+        done. A simulated run verifies no work."""
+        assert trace_of is None
         spec = inner or self.spec.inner
         if not resume:
             self.reset()
