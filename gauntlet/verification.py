@@ -1,0 +1,119 @@
+"""Verified work: a validator repeats a drawn miner's inner steps, and compares them with the trace that it sealed.
+
+Where rounds begin without optimizer state, whoever has theta and the pages can repeat a miner's steps. Honest
+executions differ by rounding alone; work that was not done differs by far more in single steps (docs/protocol.md
+section 9). What a miner shows is what it is paid for: its declared steps as a share of the round's.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
+from statistics import median
+
+import numpy as np
+
+from murmur.protocol.assignment import Draw
+from murmur.protocol.types import Digest, PeerId
+from sparseloco.trace import Trace, Values
+
+TYPICAL_MOVE, LARGEST_MOVE = 0.2, 0.35
+TYPICAL_GRADIENT, LARGEST_GRADIENT = 0.08, 0.25
+"""How far an honest execution's steps may be from ours: the median over the steps and the largest, relative distances
+of the weights' moves and of the clipped gradients. Muon makes every direction of a matrix equally large, so its moves
+differ more than its gradients (benchmarks/results/verified_2vcpu_2026-11-30.md)."""
+NOTHING_ALIKE = 2.0
+"""Most that a distance counts."""
+FAMILIAR = 4
+"""Repetitions after which a hotkey is drawn as often as others."""
+UNFAMILIAR_WEIGHT = 3
+"""Times as likely until then."""
+WORK_KEEPS = 0.75
+"""A repetition moves the work that a hotkey is known to do by a quarter of the way."""
+DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The miner whose steps of a round are repeated, and which share of them, above 0 to 1."""
+
+    peer: PeerId
+    share: float
+
+    def steps(self, declared: int) -> int:
+        """Return how many of the declared steps are repeated: the first ones."""
+        return ceil(self.share * declared)
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What was found of the steps of `round`. `declared`: how many the trace shows. `moves`, `gradients`: relative
+    distances of the repeated ones, in order."""
+
+    round: int
+    declared: int
+    moves: tuple[float, ...]
+    gradients: tuple[float, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether they are what an honest execution shows. One of no steps has not been looked at: it shows nothing."""
+        return (
+            bool(self.moves)
+            and median(self.moves) <= TYPICAL_MOVE
+            and max(self.moves) <= LARGEST_MOVE
+            and median(self.gradients) <= TYPICAL_GRADIENT
+            and max(self.gradients) <= LARGEST_GRADIENT
+        )
+
+
+def draw(
+    run: Digest,
+    block_hash: Digest,
+    round: int,
+    validator: PeerId,
+    candidates: Collection[PeerId],
+    repeated: Mapping[PeerId, int],
+    count: int,
+) -> list[Task]:
+    """Draw whose steps of the round a validator repeats, at most `count`, each once. block_hash: of a block after the
+    vote deadline, so that nobody knows it while work can still be changed. candidates: contributors and reserve.
+    repeated: how often each was repeated so far."""
+    stream = Draw("verify", run, block_hash, round, validator)
+    left = {peer: 1 if repeated.get(peer, 0) >= FAMILIAR else UNFAMILIAR_WEIGHT for peer in sorted(candidates)}
+    tasks: list[Task] = []
+    while left and len(tasks) < count:
+        point = stream.below(sum(left.values()))
+        ends = zip(left, accumulate(left.values()), strict=True)
+        peer = next(peer for peer, end in ends if point < end)
+        del left[peer]
+        tasks.append(Task(peer, 1.0 - stream.unit()))
+    return tasks
+
+
+def compare(round: int, shown: Trace, own: Trace) -> Repetition:
+    """Return what our own execution of the first steps says of the trace that a miner has sealed."""
+    return Repetition(
+        round,
+        shown.steps,
+        _distances(shown.moves[: own.steps], own.moves),
+        _distances(shown.gradients[: own.steps], own.gradients),
+    )
+
+
+def _distances(shown: Values, own: Values) -> tuple[float, ...]:
+    """Return |shown - own| / |own| of each step, rounded as reports state them. Where ours is nothing, anything is far
+    from it."""
+    apart = np.linalg.norm((shown - own).astype(np.float64), axis=1)
+    size = np.linalg.norm(own.astype(np.float64), axis=1)
+    far = np.where(apart > 0.0, NOTHING_ALIKE, 0.0)
+    relative = np.divide(apart, size, out=far, where=size > 0.0)
+    return tuple(round(float(value), DIGITS) for value in np.minimum(relative, NOTHING_ALIKE))
+
+
+def work_after(work: float, found: Repetition, round_steps: int) -> float:
+    """Return the share of a round's work that a hotkey is known to do, after one more repetition: nothing after one
+    that failed. A miner that declares no step shows no work, and has not lied."""
+    if found.declared and not found.passed:
+        return 0.0
+    return WORK_KEEPS * work + (1.0 - WORK_KEEPS) * min(1.0, found.declared / round_steps)
