@@ -73,6 +73,8 @@ class RoundWork:
         self.steps, self.seconds = 0, 0.0
         self._ahead: _Ahead | None = None
         """The upload of our sealed object, started before it was saved."""
+        self._published: Digest | None = None
+        """The saved file of the sealed object that we published last."""
         self._fetching: Task | None = None
         """Fetches the text of the next round."""
 
@@ -149,7 +151,10 @@ class RoundWork:
 
     def publish(self, round: int, sealed: SealedRound, left: SecondsLeft) -> bool:
         """Make the sealed bytes visible while that counts; return whether it still did. Finish the upload that was
-        started; if that is not of these bytes or has failed, upload them whole."""
+        started; if that is not of these bytes or has failed, upload them whole. Once they are visible, another call
+        costs nothing."""
+        if self._published == sealed.object:
+            return True
         if self._ahead is not None and self._ahead.object != sealed.object:
             self.abandon_upload()
         deadline = left()
@@ -162,6 +167,7 @@ class RoundWork:
                 data = self.state.store.read(sealed.object)
                 key, deadline = self._key(round, sealed.key), max(1.0, left())
                 publish(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
+        self._published = sealed.object
         self.state.events.emit(
             "published",
             round,
