@@ -91,6 +91,33 @@ def test_its_end_is_said_once() -> None:
     assert len(said.events) == 3, "said at once when it comes back"
 
 
+def test_what_comes_and_goes_is_said_to_be_mended_once_it_has_stayed_away_for_a_planned_round() -> None:
+    """A chain node at the edge of being behind, or a bucket that fails every second time."""
+    said = Said()
+    for second in range(600):
+        said.time.at = float(second)
+        said.troubles.look(second // 60, About.CHAIN, Trouble("chain_behind") if second % 10 < 5 else None)
+    kinds = [kind for kind, _, _ in said.events]
+    assert kinds[:3] == ["trouble", "mended", "trouble"]
+    assert kinds[3:] == ["trouble"] * 9, "once a planned round"
+    for second in range(600, 700):
+        said.time.at = float(second)
+        said.troubles.look(second // 60, About.CHAIN, None)
+    assert [kind for kind, _, _ in said.events[12:]] == ["mended"]
+    said.time.at = 1000.0
+    said.troubles.tell(16, Trouble("chain_behind"))
+    said.troubles.mended(16, About.CHAIN)
+    assert said.kinds()[13:] == [("trouble", 16, "chain_behind"), ("mended", 16, "chain_behind")], "it begins anew"
+
+
+def test_causes_that_alternate_are_each_said_once_a_planned_round() -> None:
+    said = Said()
+    for second in range(240):
+        said.time.at = float(second)
+        said.troubles.tell(second // 60, Trouble("bucket_throttled" if second % 2 else "bucket_fails"))
+    assert len(said.events) == 8
+
+
 def test_an_end_of_named_causes_leaves_another_one() -> None:
     said = Said()
     said.troubles.tell(0, Trouble("chain_behind"))

@@ -83,7 +83,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.EITHER,
         "this chain node is behind the chain",
         _LATE_POSTS,
-        f"wait five minutes, it may catch up. If it still says so, take {_NODE}",
+        f"wait a round, it may catch up (an explorer shows the newest final block). If it stays behind, take {_NODE}",
     ),
     "chain_pruned": Cause(
         About.CHAIN,
@@ -125,7 +125,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.CHAIN,
         "the chain refuses what this node posts",
         "the round does not count",
-        "see the chain's reason in the brackets; the node tries again by itself",
+        f"wait: the node tries again by itself. If it lasts for three rounds, take {_NODE}",
     ),
     "not_registered": Cause(
         About.HOTKEY,
@@ -166,10 +166,10 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "bucket_throttled": Cause(
         About.BUCKET,
-        Owner.PROVIDER,
+        Owner.EITHER,
         "our own bucket's store is busy or refuses so many requests",
         _UNREAD,
-        f"wait: {_ITSELF}. If it lasts, see the limits of the account, or take another store",
+        f"wait a round: {_ITSELF}. If it lasts, see the provider's status page, or raise the account's limit",
     ),
     "bucket_expired": Cause(
         About.BUCKET,
