@@ -21,6 +21,8 @@ from storage.s3 import RangedBucket
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
+_PUBLISH_WAIT_SHARE = 0.05
+"""Longest pause, as a share of the time that there is: each try may be a whole payload."""
 _SOURCES_PLANNED = 3
 RESUMED_BYTES = 1 << 20
 """Larger objects resume where they were cut short: on a slow link they would otherwise never complete, since each
@@ -102,6 +104,7 @@ def persist(
     Raises errors of `final` at once, any other StorageError when no time or try is left.
     """
     pause = _PUBLISH_WAIT_SECONDS
+    longest = max(_PUBLISH_WAIT_MAX_SECONDS, _PUBLISH_WAIT_SHARE * (until - time.now()))
     tried = 0
     while True:
         tried += 1
@@ -114,7 +117,7 @@ def persist(
             if tried == tries or time.now() + pause >= until:
                 raise
         time.sleep(pause)
-        pause = min(2 * pause, _PUBLISH_WAIT_MAX_SECONDS)
+        pause = min(2 * pause, longest)
 
 
 @dataclass(frozen=True, slots=True)

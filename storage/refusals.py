@@ -32,6 +32,8 @@ _DENIALS = {
     WRONG_SECRET: (StorageCause.WRONG_SECRET, "the secret key does not belong to this access key"),
 }
 
+_SKEWED = "RequestTimeTooSkewed"
+
 _MEANINGS: dict[StorageCause, tuple[type[StorageError], str]] = {
     StorageCause.FULL: (
         StorageError,
@@ -45,7 +47,16 @@ _MEANINGS: dict[StorageCause, tuple[type[StorageError], str]] = {
     StorageCause.SUSPENDED: (AccessDenied, "the account is suspended or unpaid: see its provider"),
 }
 _CODES: dict[str, StorageCause] = {
-    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "NotEnoughSpace"), StorageCause.FULL),
+    **dict.fromkeys(
+        (
+            "QuotaExceeded",
+            "XMinioAdminBucketQuotaExceeded",
+            "InsufficientStorage",
+            "XMinioStorageFull",
+            "NotEnoughSpace",
+        ),
+        StorageCause.FULL,
+    ),
     **dict.fromkeys(
         ("SlowDown", "TooManyRequests", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
         StorageCause.THROTTLED,
@@ -117,7 +128,7 @@ def _answered(verb: str, status: int, code: str, date: str | None) -> StorageErr
         kind, why = _MEANINGS[cause]
         why = _BUSY if status == 503 and code not in _CODES else why
         return _because(cause, kind(f"{verb}: {why} ({status})"), f"{verb}: {status}")
-    if status in (401, 403, 405):  # 405: from a file server that allows no changes
+    if status in (401, 403, 405) or code in (*_DENIALS, _SKEWED):  # 405: from a file server that allows no changes
         cause, why = _why_denied(status, code, date)
         seen = "" if cause is StorageCause.CLOCK else f"{verb}: {status}"
         return _because(cause, AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None), seen)
@@ -147,7 +158,7 @@ def _why_denied(status: int, code: str, date: str | None) -> tuple[StorageCause,
     if off > CLOCK_SECONDS:
         why = f"this machine's clock is {off / 60:.0f} minutes off the server's, which therefore refuses us; "
         return StorageCause.CLOCK, why + "set it (NTP)"
-    if code == "RequestTimeTooSkewed":
+    if code == _SKEWED:
         return StorageCause.CLOCK, "the server says that this machine's clock is wrong; set it (NTP)"
     denied = StorageCause.DENIED, f"the credential is unknown or may not do this ({status})"
     return _DENIALS.get(code, denied)

@@ -105,10 +105,12 @@ class Connection:
         if self._genesis is None:
             self._genesis = genesis
         elif self._genesis != genesis:
-            raise ChainError(
+            fault = ChainError(
                 f"the endpoint {self.network} serves another chain: genesis {genesis.hex()[:16]}, "
                 f"expected {self._genesis.hex()[:16]}; correct the endpoints, or start anew on the new chain"
             )
+            fault.cause = "chain_other"
+            raise fault
 
     def _drop(self, session: Session) -> None:
         with self._lock:

@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the status. The exit status is 0 when nothing is wrong, or, with --check, when the node is healthy, else 1.
     Raises ConfigError where there is no node."""
     from murmur.node.telemetry.event_tail import read_event_tail
+    from murmur.node.telemetry.trouble import sentence
 
     # A network that has ended is not expected to send signs of life.
     ended = options.run is not None and (options.run / "report.json").exists()
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     for home in _homes(options):
         tail = read_event_tail(home)
         now = tail.newest["time"] if ended and tail.newest is not None else time.time()
-        found.append((home, tail, [str(one) for one in tail.unwell(now)] if options.check else list(tail.wrong(now))))
+        found.append((home, tail, list(map(sentence, tail.unwell(now)) if options.check else tail.wrong(now))))
     if options.check:
         texts = [what for _, _, wrong in found for what in wrong]
     elif len(found) == 1:

@@ -8,7 +8,7 @@ run's state differs from ours, we catch up with it (murmur/node/sync/catchup.py)
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from shutil import disk_usage
 
@@ -21,6 +21,7 @@ from murmur.node.config.ports import Ports
 from murmur.node.fetch.opening import Opened
 from murmur.node.fetch.payloads import Lacking
 from murmur.node.fetch.selected import Brought, bring_pinned, is_whole, open_whole
+from murmur.node.own_bucket import OwnBucket
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync import run_discovery as runs
 from murmur.node.sync.amendments import adopted, follow, settle
@@ -94,7 +95,9 @@ class Node(Follower):
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
         own = ports.pointer
         where = f"bucket {own.bucket} at {own.endpoint}" if isinstance(own, Pointer) else own.endpoint
-        self.backoff = Backoff(ports.bucket, where, round_seconds, self.troubles, ports.time)
+        bucket = OwnBucket(ports.bucket, where, self.troubles, lambda: state.saved.round, ports.time)
+        self.ports = replace(self.ports, bucket=bucket)
+        self.backoff = Backoff(bucket, round_seconds, self.troubles, ports.time)
         self._likely: frozenset[PeerId] = frozenset()
         """The contributors of the last selection."""
         self._decision: _Decision | None = None

@@ -131,7 +131,11 @@ class Folder:
         ended = (self.path / "report.json").exists()
         stopped = bool(self._stopped) and all(self._stopped.values())
         troubles = tuple((node, one) for node, found in sorted(self._standing.items()) for one in found.now())
-        return Stage(waits_for, ended, max(0.0, min(silences, default=began)), stopped=stopped, troubles=troubles)
+        out = {node for node, one in troubles if one["about"] == "process"}
+        out |= {node for node, is_stopped in self._stopped.items() if is_stopped}
+        heard = {node: now - when for node, when in sorted(self._newest.items()) if node not in out}
+        silent = max(0.0, min(silences, default=began))
+        return Stage(waits_for, ended, silent, stopped=stopped, troubles=troubles, heard=heard)
 
     def cluster(self) -> ClusterNow | None:
         if not isinstance(self.spec, ClusterSpec):

@@ -1,10 +1,10 @@
 """The run's health in one sentence: healthy, or what is wrong."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from murmur.node.telemetry.trouble import sentence
+from murmur.node.telemetry.trouble import Trouble, sentence
 from murmur.page.cluster import contributed, round_seconds, troubles
 from murmur.page.encode import why_void
 from murmur.page.round import Round
@@ -14,7 +14,10 @@ from murmur.protocol.spec import RunSpec
 LATELY_ROUNDS = 5
 SILENT_ROUNDS = 3.0
 """Planned time, in rounds, within which a healthy run makes progress."""
+NODE_SILENT_ROUNDS = 2.0
+"""The same for one node, as in `murmur status`."""
 FALLBACK_SECONDS = 600.0
+SLACK_SECONDS = 30.0
 RISE = 0.05
 """Nats per token above its best at which a loss counts as rising."""
 
@@ -53,7 +56,7 @@ def _starting(source: PageSource, stage: Stage) -> Told:
     if stage.stopped:
         return "waiting", "Stopped on request before its first round was played."
     if stage.troubles:
-        return "wrong", troubled(stage)
+        return "wrong", troubled(stage.troubles)
     if stage.waits_for is not None:
         return "waiting", stage.waits_for
     if stage.silent_seconds > _patience(source):
@@ -71,8 +74,9 @@ def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[st
         if len({one.theta[node] for node in theirs}) > 1:
             yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."
     if not (stage.ended or stage.stopped):
-        if stage.troubles:
-            yield troubled(stage)
+        nodes = (*stage.troubles, *(_silent(source, stage) if cluster is None else ()))
+        if nodes:
+            yield troubled(nodes)
         if stage.silent_seconds > _patience(source):
             span = _span(stage.silent_seconds)
             yield f"No round has gone on for {span}. The network was killed, or it is stuck."
@@ -92,13 +96,23 @@ def _wrong(source: PageSource, lately: list[Round], stage: Stage) -> Iterator[st
         yield f"The held-out loss rises: {losses[-1][0]:.2f} now, {best:.2f} in round {when}."
 
 
-def troubled(stage: Stage) -> str:
+def _silent(source: PageSource, stage: Stage) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield which nodes are silent beside others that are not: none says so itself. If all are, it is the network."""
+    longest = _rounds_and_slack(source, NODE_SILENT_ROUNDS)
+    silent = {node: seconds for node, seconds in stage.heard.items() if seconds > longest}
+    if len(silent) < len(stage.heard):
+        for node, seconds in silent.items():
+            yield node, Trouble("silent", f"its last event is of {_span(seconds)} ago").fields()
+
+
+def troubled(troubles: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Return what keeps nodes from their work, a sentence for each cause, what most have first."""
     nodes: dict[str, list[str]] = {}
     first: dict[str, Mapping[str, Any]] = {}
-    for node, trouble in stage.troubles:
+    for node, trouble in troubles:
         # Two nodes that can't start have each their own reason; of a halted chain each has other numbers.
-        cause = str(trouble["detail"] if trouble["about"] == "process" else trouble["cause"])
+        own = trouble["about"] == "process" and trouble["cause"] != "silent"
+        cause = str(trouble["detail"] if own else trouble["cause"])
         nodes.setdefault(cause, []).append(node)
         first.setdefault(cause, trouble)
     told = []
@@ -127,7 +141,11 @@ def _round(one: Round, source: PageSource) -> str:
 
 
 def _patience(source: PageSource) -> float:
-    return 30 + SILENT_ROUNDS * (planned_seconds(source) or FALLBACK_SECONDS)
+    return _rounds_and_slack(source, SILENT_ROUNDS)
+
+
+def _rounds_and_slack(source: PageSource, count: float) -> float:
+    return SLACK_SECONDS + count * (planned_seconds(source) or FALLBACK_SECONDS)
 
 
 def planned_seconds(source: PageSource) -> float | None:

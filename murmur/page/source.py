@@ -2,7 +2,7 @@
 (murmur/page/live/)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from murmur.page.cluster import ClusterNow
@@ -16,7 +16,8 @@ PORTION_BYTES = 1 << 20
 class Stage:
     """A network's progress. `waits_for`: the condition for its first round, None once that is played. `silent_seconds`:
     time since its last progress. `trouble`: why no new data can be read. `stopped`: all of its nodes were stopped on
-    request. `troubles`: what keeps which of its nodes from their work (murmur/node/telemetry/trouble.py)."""
+    request. `troubles`: what keeps which of its nodes from their work (murmur/node/telemetry/trouble.py). `heard`:
+    seconds since the last event of each node that has not stopped, where nodes' own events are read."""
 
     waits_for: str | None = None
     ended: bool = False
@@ -24,6 +25,7 @@ class Stage:
     trouble: str | None = None
     stopped: bool = False
     troubles: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    heard: Mapping[str, float] = field(default_factory=dict)
 
 
 class PageSource(Protocol):

@@ -63,8 +63,16 @@ class ChainError(MurmurError):
     cause: str | None = None
 
     def __init__(self, message: str, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.code = code
+
+
+MESSAGE_CHARACTERS = 1000
+
+
+def one_line(text: str, most: int = MESSAGE_CHARACTERS) -> str:
+    """Return a text that may quote a stranger as one bounded line of printable characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * most]).split())[:most]
 
 
 class StorageCause(StrEnum):
@@ -85,10 +93,11 @@ class StorageCause(StrEnum):
 
 class StorageError(MurmurError):
     """A bucket failed: unreachable, slow, broken body, 5xx. `cause`: why, where the store has shown it. `seen`: request
-    and status alone, for who names the cause."""
+    and status alone, for who names the cause. `own`: the kind of request, where it was to the node's own bucket."""
 
     cause: StorageCause | None = None
     seen: str = ""
+    own: str = ""
 
 
 class ObjectMissing(StorageError):

@@ -78,6 +78,8 @@ class RoundWork:
         """Of the last training, in a run that verifies work."""
         self._ahead: _Ahead | None = None
         """The upload of our sealed object, started before it was saved."""
+        self._published: Digest | None = None
+        """The saved file of the sealed object that we published last."""
         self._fetching: Task | None = None
         """Fetches the text of the next round."""
 
@@ -158,7 +160,10 @@ class RoundWork:
 
     def publish(self, round: int, sealed: SealedRound, left: SecondsLeft) -> bool:
         """Make the sealed bytes visible while that counts; return whether it still did. Finish the upload that was
-        started; if that is not of these bytes or has failed, upload them whole."""
+        started; if that is not of these bytes or has failed, upload them whole. Once they are visible, another call
+        costs nothing."""
+        if self._published == sealed.object:
+            return True
         if self._ahead is not None and self._ahead.object != sealed.object:
             self.abandon_upload()
         deadline = left()
@@ -171,6 +176,7 @@ class RoundWork:
                 data = self.state.store.read(sealed.object)
                 key, deadline = self._key(round, sealed.key), max(1.0, left())
                 publish(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
+        self._published = sealed.object
         self.state.events.emit(
             "published",
             round,

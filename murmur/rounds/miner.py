@@ -19,8 +19,8 @@ from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol import keys
 from murmur.protocol.assignment import assigned
-from murmur.protocol.errors import AccessDenied, ChainError, ConfigError, MurmurError, StorageError
-from murmur.protocol.messages import Reveal, encode_document
+from murmur.protocol.errors import AccessDenied, ChainError, ConfigError, MurmurError, StorageCause, StorageError
+from murmur.protocol.messages import REVEAL_BYTES, Reveal, encode_document
 from murmur.protocol.ports import Task
 from murmur.protocol.types import Commitment, Page
 from murmur.rounds.contribution import Diverged, RoundWork
@@ -61,6 +61,8 @@ class Miner:
         """Whether our last upload failed: we commit to nothing more before one succeeds."""
         self.sending_seconds = 0.0
         """How long the last round's update took from its last inner step until it was published and committed to."""
+        self.taken_back = -1
+        """The last round whose commitment we took back: we make no second one in it."""
         self.finishing: Task | None = None
         """Work of the last round for which nothing waits: claims, cleaning up, our result."""
 
@@ -234,9 +236,11 @@ class Miner:
         """Publish the sealed object and commit to it concurrently: the post waits for blocks, the upload for the link.
         A commitment to an object that cannot be read is taken back while there is time.
 
-        After an upload that failed, the commitment waits for one that succeeds. Each costs the chain's quota for our
-        hotkey, and a bucket may refuse for days.
+        After an upload that failed, the commitment of the rounds that follow waits for one that succeeds. Each costs
+        the chain's quota for our hotkey, and a bucket may refuse for days.
         """
+        if self.taken_back == round:
+            return
         if self.upload_failed:
             self.upload_failed = not self.publish(round, sealed)
             if not self.upload_failed:
@@ -261,6 +265,7 @@ class Miner:
                     self.commitment(round, sealed)
                 ):
                     self.outcomes.margins.pop(round, None)
+                    self.taken_back = round
                     self.node.post(None)
                 raise
             logger.debug(
@@ -374,15 +379,16 @@ class Miner:
         node.state.events.emit("revealed", round)
 
     def look_as_a_stranger(self, round: int) -> None:
-        """Say whether the read key that we publish opens our bucket: only others use it."""
-        node = self.node
+        """Say whether others can read our bucket, by the read key that we publish: only they use it."""
+        node, key = self.node, keys.reveal(self.node.run.id, round)
         try:
             theirs = node.ports.open_pointer(node.ports.pointer)
-            theirs.head(keys.reveal(node.run.id, round), timeout_seconds=node.transfer_seconds(1))
+            theirs.get(key, max_bytes=REVEAL_BYTES, timeout_seconds=node.transfer_seconds(1))
         except AccessDenied as fault:
-            node.troubles.tell(round, Trouble("read_key_refused", str(fault)))
-        except (StorageError, ConfigError):
-            return  # the way to it, not the key
+            cause = "bucket_clock" if fault.cause is StorageCause.CLOCK else "read_key_refused"
+            node.troubles.tell(round, Trouble(cause, str(fault)))
+        except (StorageError, ConfigError) as fault:
+            node.troubles.tell(round, Trouble("unread_by_others", str(fault)))
         else:
             node.troubles.mended(round, About.READ_KEY)
 

@@ -19,7 +19,7 @@ from murmur.node.chain.weights_status import UnseenReason, row_of
 from murmur.node.node import Node
 from murmur.node.state.saved import SentWeights
 from murmur.node.telemetry.causes import About
-from murmur.node.telemetry.trouble import Trouble, of_chain
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol.errors import STATE_PRUNED, ChainError
 from murmur.protocol.types import Uid
 
@@ -28,6 +28,7 @@ REVEAL_BLOCKS = 30
 UNREAD_KEPT = 64
 """Most rows that wait to be read back: more wait only if the chain reveals nothing at all."""
 
+_REFUSED = {"Payment": "weights_unpaid"}
 _TOO_EARLY = ("SettingWeightsTooFast", "CommittingWeightsTooFast")
 
 
@@ -57,9 +58,9 @@ class Pay:
             if fault.code in _TOO_EARLY:
                 logger.info("round {round}: weights were not set yet: {fault}", round=round, fault=str(fault))
             else:
-                why = of_chain(fault)
-                refused = Trouble("weights_refused", f"they were not set: {fault}")
-                node.troubles.tell(round, refused if why.cause == "chain_refuses" else why)
+                node.troubles.tell(
+                    round, Trouble(_REFUSED.get(str(fault.code), "weights_refused"), f"they were not set: {fault}")
+                )
             return Paid(head, None, shares)
         node.state.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
         unread = (*node.state.saved.unread, SentWeights(round, block, by_uid))

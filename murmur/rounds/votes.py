@@ -10,6 +10,7 @@ from gauntlet.agreement import Log, Order, abstention, named, vote_by, vote_for
 from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import who_committed
 from gauntlet.selection import Ranking, in_order
+from murmur.node.chain.follower import RETURN_BLOCKS
 from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.node.node import Node
 from murmur.node.sync.repair_requests import say_wanted
@@ -39,6 +40,8 @@ class Votes:
         """The objects of every peer registered at the commit deadline, as far as we have them by now."""
         self.lacked: frozenset[PeerId] = frozenset()
         """Peers whose payloads we have listed as wanted."""
+        self._sent: tuple[int, Vote, int] | None = None
+        """The vote that we posted last: round, vote, block."""
 
     def ask(self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered]) -> None:
         """List as wanted the missing payloads of peers that will probably be named: nodes that hold one have time to
@@ -187,16 +190,23 @@ class Votes:
             if state_ref != stands.state_ref:
                 return
             vote = replace(vote, bitmap=vote.bitmap | stands.bitmap)
-        if vote == stands:
+        if vote == stands or self._is_on_its_way(round, vote):
             return
         if not node.seconds_to_post(node.clock.vote_deadline(round)):
             logger.warning("round {round}: the checks ended after the vote deadline, so our vote is late", round=round)
             return
         block = self.send(round, vote)
         if block is not None:
+            self._sent = round, vote, block
             node.state.events.emit(
                 "word_posted", round, block=block, named=len(named(vote)), abstains=vote.state_ref is None
             )
+
+    def _is_on_its_way(self, round: int, vote: Vote) -> bool:
+        """Whether we posted this vote so lately that its block need not be final yet: each post costs bytes."""
+        if self._sent is None or self._sent[:2] != (round, vote):
+            return False
+        return self.node.head() < self._sent[2] + RETURN_BLOCKS
 
     def send(self, round: int, vote: Vote) -> int | None:
         """Put the vote on chain; return its block. A refusal costs our vote, never the round's scores."""

@@ -404,7 +404,9 @@ def test_a_node_is_healthy_while_it_counts(outcome: str | None, healthy: bool, t
     if outcome is not None:
         events = Events(home / "events.jsonl", "w/default")
         for round in range(5):
-            events.emit("round_outcome", round, outcome=outcome, next_set=None)
+            known = {"outcome": outcome, "why": "", "selected": 2, "active": 4}
+            unknown = dict.fromkeys(("loss", "pay", "sure", "next_set", "margin"))
+            events.emit("round_outcome", round, **known, **unknown)
     for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}):
         command = [sys.executable, "-m", "murmur", *words[1:]]
         result = subprocess.run(command, cwd=ROOT, env=environment, timeout=120)

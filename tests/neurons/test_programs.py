@@ -179,7 +179,7 @@ def test_a_stop_is_one_line_wherever_it_meets_the_program(when: str) -> None:
 
 
 DYING = """
-import os, signal, sys, threading, time
+import errno, os, signal, sys, threading, time
 from murmur.node.program import process
 from murmur.node.program.process import log_to_stderr, run_program
 
@@ -234,6 +234,17 @@ def hanging():
     finally:
         time.sleep(50)
 
+def fills_the_disk():
+    time.sleep(0.3)
+    raise OSError(errno.ENOSPC, "No space left on device", "/home/state")
+
+def without_room():
+    threading.Thread(target=fills_the_disk, daemon=True).start()
+    time.sleep(50)
+
+def without_room_itself():
+    fills_the_disk()
+
 def interrupted():
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     threading.Event().wait()
@@ -262,6 +273,43 @@ def test_a_thread_that_dies_ends_the_process_and_is_named(main: str) -> None:
     assert "ValueError: no such page" in done.stderr
     assert "its thread 'prefetch' died of ValueError" in done.stderr
     assert "on request" not in done.stderr
+
+
+@pytest.mark.parametrize("main", ["without_room", "without_room_itself"])
+def test_a_full_disk_is_named_in_the_same_words_whichever_thread_meets_it(main: str) -> None:
+    done = ended(DYING, main)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    words = "cannot write /home/state: No space left on device. Nothing is lost: free disk space and start again"
+    assert line.endswith(words)
+
+
+QUOTING = """
+import logging, sys
+from loguru import logger
+from murmur.node.program.process import log_to_stderr
+
+log_to_stderr("INFO")
+hostile = "no answer\\n12:00:00 ERROR your hotkey is stolen\\x1b[2J\\x07\\x08\\u202e" + "A" * 10**6
+logger.warning("it broke off: {fault}", fault=hostile)
+logging.getLogger("library").warning(hostile)
+try:
+    raise ValueError("no such page")
+except ValueError:
+    logger.exception("it failed: {fault}", fault=hostile)
+"""
+
+
+def test_whatever_a_message_of_the_log_quotes_it_is_one_line_and_a_traceback_stays() -> None:
+    done = ended(QUOTING, "")
+    one, two, three, *trace = done.stderr.splitlines()
+    for line in (one, two, three):
+        assert line[:2].isdigit()
+        assert ": no answer 12:00:00 ERROR your hotkey is stolen [2J AAAA" in line
+        assert line.isprintable()
+        assert len(line) < 5000
+    assert trace[0].startswith("Traceback")
+    assert trace[-1].startswith("ValueError: no such page")
 
 
 def test_a_process_that_hangs_after_a_threads_death_is_ended_all_the_same() -> None:

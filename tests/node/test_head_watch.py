@@ -167,3 +167,19 @@ def test_a_node_that_falls_back_and_catches_up_is_behind_and_never_halted(world:
         world.behind -= 6.0
     assert set(causes) == {"chain_behind", None}
     assert causes == sorted(causes, key=lambda cause: cause is None), "first behind, then in order"
+
+
+@pytest.mark.parametrize("off", [-59.0, -30.0, 30.0, 45.0, 59.0])
+def test_a_clock_that_differs_by_less_than_a_minute_makes_no_chain_node_old(world: World, off: float) -> None:
+    world.off = off
+    assert {world.cause(15.0) for _ in range(100)} == {None}
+
+
+def test_a_halted_chain_behind_two_backends_one_block_apart_is_halted(world: World) -> None:
+    world.look()
+    causes = []
+    for turn in range(40):
+        world.halted_at = 997 + turn % 2
+        causes.append(world.cause(10.0))
+    assert set(causes) == {None, "chain_halted"}
+    assert causes[-20:] == ["chain_halted"] * 20

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.node.telemetry.events import Events, last_events
-from murmur.node.telemetry.metrics import FAULTS, GUESSES, Metrics
+from murmur.node.telemetry.metrics import FAULTS, GUESSES, LAST_ERROR_CHARACTERS, Metrics
 from murmur.protocol.errors import ConfigError
 
 
@@ -117,15 +117,17 @@ def test_it_is_served_with_the_last_error_and_a_port_in_use_is_the_operators_to_
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     metrics.serve("127.0.0.1", port)
-    logger.warning("round {round} broke off: {fault}", round=4, fault='it said "no"\n')
+    logger.warning("round {round} broke off: {fault}", round=4, fault='it said\n\x1b"no"\n' + "x" * 9999)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         body = answer.read().decode()
-    assert [
+    (told,) = [
         sample.labels["message"]
         for family in text_string_to_metric_families(body)
         for sample in family.samples
         if sample.name == "murmur_last_error_info"
-    ] == ['round 4 broke off: it said "no"\n']
+    ]
+    assert told.startswith('round 4 broke off: it said "no" xxx')
+    assert len(told) == LAST_ERROR_CHARACTERS
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is in use: choose another --metrics-port"):
         Metrics("the-run", tmp_path, 60.0).serve("127.0.0.1", port)
 

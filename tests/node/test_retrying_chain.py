@@ -137,3 +137,24 @@ def test_a_refusal_is_not_told_as_a_chain_that_does_not_answer() -> None:
         with pytest.raises(ChainError):
             chain.header(world.final + 1)
     assert told == []
+
+
+def test_calls_of_another_kind_that_succeed_do_not_mend_those_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain node may show heads and fail to read any state."""
+    told: list[str | None] = []
+    _, time, chain = patient(lambda fault: told.append(None if fault is None else str(fault)))
+
+    def fails(block: int) -> None:
+        raise ChainError("no state")
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(FakeChain, "peers", lambda self, block: fails(block))
+        told.clear()
+        began = time.now()
+        while time.now() < began + 60.0:
+            with pytest.raises(ChainError):
+                chain.peers(0)
+            chain.finalized()
+        assert set(told) == {"no state"}
+    chain.peers(0)
+    assert told[-1] is None

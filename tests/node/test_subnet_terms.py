@@ -91,7 +91,7 @@ def test_a_node_whose_owner_cannot_pay_its_fees_says_who_has_to_and_goes_on_once
         poor.setattr(network.world, call, refuse)
         network.run_to_block(network.clock.start(5))
         told = network["validator"].events("trouble")
-        assert {event["cause"] for event in told} == {"no_money"}
+        assert {event["cause"] for event in told} == {"no_money" if call == "publish" else "weights_unpaid"}
         assert "paid by coldkey 5C.." in told[0]["detail"]
     network.run_until(8)
     assert network["validator"].alive

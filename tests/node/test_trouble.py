@@ -1,6 +1,7 @@
 """What keeps a node from its work: derived once, said when it begins, once a planned round while it lasts, and when it
 ends; in constant words that say whose it is, what it costs and what to do."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,7 +9,15 @@ import pytest
 from loguru import logger
 
 from murmur.node.telemetry.causes import CAUSES, About, Owner
-from murmur.node.telemetry.trouble import Standing, Trouble, Troubles, of_chain, of_own_bucket, sentence
+from murmur.node.telemetry.trouble import (
+    DETAIL_CHARACTERS,
+    Standing,
+    Trouble,
+    Troubles,
+    of_chain,
+    of_own_bucket,
+    sentence,
+)
 from murmur.protocol.errors import AccessDenied, BucketMissing, ChainError, StorageCause, StorageError
 from storage.realtime import RealTime
 
@@ -82,6 +91,33 @@ def test_its_end_is_said_once() -> None:
     assert len(said.events) == 3, "said at once when it comes back"
 
 
+def test_what_comes_and_goes_is_said_to_be_mended_once_it_has_stayed_away_for_a_planned_round() -> None:
+    """A chain node at the edge of being behind, or a bucket that fails every second time."""
+    said = Said()
+    for second in range(600):
+        said.time.at = float(second)
+        said.troubles.look(second // 60, About.CHAIN, Trouble("chain_behind") if second % 10 < 5 else None)
+    kinds = [kind for kind, _, _ in said.events]
+    assert kinds[:3] == ["trouble", "mended", "trouble"]
+    assert kinds[3:] == ["trouble"] * 9, "once a planned round"
+    for second in range(600, 700):
+        said.time.at = float(second)
+        said.troubles.look(second // 60, About.CHAIN, None)
+    assert [kind for kind, _, _ in said.events[12:]] == ["mended"]
+    said.time.at = 1000.0
+    said.troubles.tell(16, Trouble("chain_behind"))
+    said.troubles.mended(16, About.CHAIN)
+    assert said.kinds()[13:] == [("trouble", 16, "chain_behind"), ("mended", 16, "chain_behind")], "it begins anew"
+
+
+def test_causes_that_alternate_are_each_said_once_a_planned_round() -> None:
+    said = Said()
+    for second in range(240):
+        said.time.at = float(second)
+        said.troubles.tell(second // 60, Trouble("bucket_throttled" if second % 2 else "bucket_fails"))
+    assert len(said.events) == 8
+
+
 def test_an_end_of_named_causes_leaves_another_one() -> None:
     said = Said()
     said.troubles.tell(0, Trouble("chain_behind"))
@@ -112,6 +148,41 @@ def test_the_log_has_the_same_words_louder_where_the_operator_has_to_act(lines: 
     ]
 
 
+def test_an_end_that_is_said_meanwhile_comes_after_the_beginning() -> None:
+    said = Said()
+    ended = threading.Event()
+
+    def end() -> None:
+        said.troubles.mended(1, About.CHAIN)
+        ended.set()
+
+    class Slow:
+        """Another thread finds the end while the beginning is written."""
+
+        def emit(self, kind: str, round: int, **fields: Any) -> None:
+            if kind == "trouble":
+                threading.Thread(target=end, daemon=True).start()
+                ended.wait(0.2)
+            said.emit(kind, round, **fields)
+
+    said.troubles._events = Slow()
+    said.troubles.tell(1, Trouble("chain_silent"))
+    assert ended.wait(30)
+    assert [kind for kind, _, _ in said.kinds()] == ["trouble", "mended"]
+
+
+def test_what_was_seen_is_one_short_line_of_printable_characters(lines: list[tuple[str, str]]) -> None:
+    said, hostile = Said(), "refused\n12:00:00 ERROR \x1b[2J\x07\x08\x00\u202e" + "A" * 10**6
+    said.troubles.tell(1, Trouble("chain_refuses", hostile))
+    ((_, _, fields),) = said.events
+    ((_, line),) = lines
+    assert fields["detail"].startswith("refused 12:00:00 ERROR ")
+    assert len(fields["detail"]) <= DETAIL_CHARACTERS
+    assert fields["detail"].isprintable()
+    assert fields["detail"] in line
+    assert line.isprintable()
+
+
 def event(kind: str, time: float, **fields: Any) -> dict[str, Any]:
     return {"event": kind, "round": 0, "time": time, **fields}
 
@@ -133,6 +204,8 @@ def trouble(cause: str, time: float) -> dict[str, Any]:
         ([trouble("chain_silent", 1.0), event("stopped", 2.0, fault="no space")], ["chain_silent", "stopped"]),
         ([trouble("chain_silent", 1.0), event("stopped", 2.0, fault=None)], []),
         ([event("stopped", 1.0, fault=None), trouble("cannot_start", 2.0)], ["cannot_start"]),
+        ([trouble("chain_silent", 1.0), trouble("waits", 2.0)], ["waits"]),
+        ([trouble("waits", 1.0), trouble("chain_silent", 2.0)], ["waits", "chain_silent"]),
         ([trouble("chain_silent", 1.0), event("applied", 2.0), event("interrupted", 3.0)], ["chain_silent"]),
         ([event("trouble", 1.0, about="chain", cause="chain_silent")], []),
         ([{}, {"event": None}], []),

@@ -1,11 +1,13 @@
 """Events become rounds: what is documented counts, each line is read once, and nothing hostile gets through."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from murmur.node.telemetry.event_tail import SILENT_ROUNDS
 from murmur.node.telemetry.trouble import Trouble
 from murmur.page import folder as folders
 from murmur.page import rounds
@@ -13,7 +15,7 @@ from murmur.page import tail as tails
 from murmur.page.encode import NOT_AGREED, encode
 from murmur.page.evaluations import in_folder
 from murmur.page.folder import Folder
-from murmur.page.health import health, troubled
+from murmur.page.health import NODE_SILENT_ROUNDS, health, troubled
 from murmur.page.rounds import Rounds
 from murmur.page.tail import Tail
 from tests.page import synthetic
@@ -237,6 +239,35 @@ def test_what_keeps_a_node_from_its_work_is_said_until_it_is_mended(tmp_path: Pa
     assert sentence(written)[0] == "good"
 
 
+def test_a_node_that_is_silent_beside_others_is_named_unless_it_was_stopped(tmp_path: Path) -> None:
+    nodes = ("miner-1", "miner-2", "miner-3", "garbage-1", "validator-1")
+    written, now = synthetic.Folder(tmp_path, nodes), time.time()
+    written.spec()
+    written.round(0)
+    for node in nodes:
+        written.write(node, "started", 0, time=now - 4 * 3600)
+    silent = f"{Trouble('silent', 'its last event is of 4 hours ago')}."
+    folder = Folder(tmp_path)
+    folder.read()
+    assert [*folder.stage().heard] == [*sorted(nodes)]
+    assert NODE_SILENT_ROUNDS == SILENT_ROUNDS
+    assert health(folder)[0] == "good", "all events are old, and their files are new"
+    for node in ("garbage-1", "miner-1", "validator-1"):
+        written.write(node, "mirrored", 1, copies=0, time=now)
+    folder.read()
+    assert health(folder) == ("wrong", f"miner-2, miner-3: {silent}")
+    written.write("miner-2", "stopped", 0, fault=None, time=now - 4 * 3600)
+    folder.read()
+    assert health(folder) == ("wrong", f"miner-3: {silent}")
+    written.write("miner-3", "stopped", 0, fault="no memory", time=now - 4 * 3600)
+    folder.read()
+    assert health(folder) == ("wrong", f"miner-3: {Trouble('stopped', 'no memory')}.")
+    written.write("miner-3", "started", 1, time=now)
+    assert sentence(written)[0] == "good"
+    written.end()
+    assert sentence(written)[0] == "good"
+
+
 def test_a_trouble_before_the_first_round_is_said(tmp_path: Path) -> None:
     written = synthetic.Folder(tmp_path, ("miner-1",))
     written.spec()
@@ -255,7 +286,7 @@ def test_nodes_with_one_cause_are_named_together_and_what_most_have_comes_first(
     folder.read()
     most = f"miner-1, miner-2, miner-3 and 2 more: {Trouble('chain_silent', 'seen by miner-1')}."
     one = f"garbage-1: {Trouble('amendment_invalid')}."
-    assert troubled(folder.stage()) == f"{most} {one}"
+    assert troubled(folder.stage().troubles) == f"{most} {one}"
     assert health(folder) == ("wrong", f"{most} {one}")
     written.end()
     assert sentence(written)[0] == "good", "after the end nothing is to be mended"
@@ -288,7 +319,7 @@ def troubled_by(written: synthetic.Folder) -> list[str]:
     folder = Folder(written.path)
     folder.read()
     assert health(folder)[0] == "wrong"
-    return list(troubled(folder.stage()))
+    return list(troubled(folder.stage().troubles))
 
 
 def test_a_faulty_miners_own_model_is_no_difference(tmp_path: Path) -> None:

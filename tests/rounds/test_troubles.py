@@ -1,17 +1,19 @@
 """What keeps a node from its work, as the node itself says it in a network: when, for how long, and what it does not do
 meanwhile."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import pytest
 from loguru import logger
 
-from murmur.lab.simulation.store import Faults
+from murmur.lab.simulation.store import Call, Faults
 from murmur.protocol import keys
-from murmur.protocol.errors import ChainError
+from murmur.protocol.errors import AccessDenied, ChainError, StorageCause, StorageError
 from murmur.protocol.messages import encode_slot
 from murmur.protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Uid, hotkey
 from storage.s3 import RangedBucket
@@ -310,3 +312,116 @@ def test_a_miner_whose_bucket_refuses_says_so_in_its_own_words_until_it_is_mende
     network.run_until(8)
     assert standing(network, "miner-1") == set()
     assert network["miner-1"].events("mended")[-1]["about"] == "bucket"
+
+
+def payload_put(call: Call, name: str) -> bool:
+    return call.bucket == name and call.verb in ("put", "create") and "/payload/" in call.key
+
+
+def test_a_bucket_that_takes_small_objects_alone_is_ours_and_full(networks: Networks) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+
+    def before(call: Call) -> None:
+        if payload_put(call, "miner-1"):
+            full = StorageError("put: the bucket or its account is full, or over its quota (507)")
+            full.cause, full.seen = StorageCause.FULL, "put: 507"
+            raise full
+
+    network.store.before = before
+    network.run_to_block(network.clock.start(5))
+    assert causes(network, "miner-1") == standing(network, "miner-1") == {"bucket_full"}
+    network.store.before = lambda call: None
+    network.run_until(8)
+    assert standing(network, "miner-1") == set()
+
+
+def test_a_bucket_that_refuses_every_second_payload_costs_one_commitment_and_one_retraction_a_round(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+    tries = count()
+
+    def before(call: Call) -> None:
+        if payload_put(call, "miner-1") and next(tries) % 2 == 0:
+            raise AccessDenied("put: the credential is unknown or may not do this (403)")
+
+    network.store.before = before
+    found = posts(network, "miner-1", monkeypatch)
+    network.run_to_block(network.clock.start(8))
+    assert max(found.values()) <= 2, found
+
+
+def test_a_payload_is_uploaded_once_while_the_chain_refuses_its_commitment(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+    publish, me, uploads = network.world.publish, network["miner-1"].peer, Counter[str]()
+
+    def before(call: Call) -> None:
+        if payload_put(call, "miner-1"):
+            uploads[call.key] += 1
+
+    def refuses(peer: PeerId, fields: tuple[bytes, ...]) -> int:
+        if peer == me:
+            raise ChainError("the chain refused: Payment", code="Payment")
+        return publish(peer, fields)
+
+    network.store.before = before
+    monkeypatch.setattr(network.world, "publish", refuses)
+    network.run_to_block(network.clock.start(6))
+    assert causes(network, "miner-1") == {"no_money"}
+    assert set(uploads.values()) == {1}, uploads
+
+
+@pytest.mark.parametrize(("code", "cause"), [("Payment", "unpaid"), (None, "refused")])
+def test_weights_that_the_chain_never_takes_stay_a_trouble(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch, code: str | None, cause: str
+) -> None:
+    network = networks(miners=1, weights_rate_limit=25)
+    network.start()
+
+    def refuses(peer: PeerId, weights: object) -> int:
+        raise ChainError("the chain refused them", code=code)
+
+    monkeypatch.setattr(network.world, "set_weights", refuses)
+    network.run_until(6)
+    assert causes(network, "validator") - {"chain_silent"} == {f"weights_{cause}"}
+    assert f"weights_{cause}" in standing(network, "validator")
+    assert "weights" not in {event["about"] for event in network["validator"].events("mended")}
+
+
+def test_a_bucket_that_lets_strangers_read_nothing_is_told_by_its_miner(networks: Networks) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+
+    def before(call: Call) -> None:
+        if call.bucket == "miner-1" and call.verb == "get":
+            raise StorageError("get: out of time")
+
+    network.store.before = before
+    network.run_to_block(network.clock.start(5))
+    assert "unread_by_others" in causes(network, "miner-1")
+    network.store.before = lambda call: None
+    network.run_until(8)
+    assert standing(network, "miner-1") == set()
+
+
+def test_a_vote_on_its_way_is_not_posted_again(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = networks(miners=2, validators={"one": 100, "two": 99}, finality_lag=3)
+    network.start()
+    network.run_until(2)
+
+    def fails(*arguments: object) -> None:
+        raise StorageError("get: the server answered with status 500")
+
+    found = posts(network, "one", monkeypatch)
+    monkeypatch.setattr(network["one"].program.scores, "evaluate", fails)
+    network.run_to_block(network.clock.start(6))
+    assert max(found.values()) <= 2, found

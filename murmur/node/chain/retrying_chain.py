@@ -30,48 +30,49 @@ class RetryingChain:
     def __init__(
         self, chain: Chain, clock: Clock, block_seconds: float, time: Time, tell: Callable[[ChainError | None], None]
     ) -> None:
-        """tell: is called with the fault while calls fail for PATIENT_SECONDS, and with None when one succeeds."""
+        """tell: is called with the fault while calls of one kind fail for PATIENT_SECONDS, and with None when none
+        fails any more: a chain node may answer some calls and not others."""
         self._chain, self._clock, self._block_seconds, self._time = chain, clock, block_seconds, time
         self._tell = tell
         self._final, self._seen_at = -1, 0.0
-        self._failing_since: float | None = None
-        """When the first call began that failed after the last one that did not."""
+        self._failing: dict[str, float] = {}
+        """When the first call of each kind began that failed after the last one that did not."""
 
     def genesis(self) -> bytes:
         return self._chain.genesis()
 
     def finalized(self) -> Header:
-        return self._see(self._patiently(self._chain.finalized))
+        return self._see(self._patiently("finalized", self._chain.finalized))
 
     def header(self, block: int) -> Header:
-        return self._patiently(lambda: self._chain.header(block), block)
+        return self._patiently("header", lambda: self._chain.header(block), block)
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         return self._see(self._chain.wait(block, timeout_seconds))
 
     def peers(self, block: int) -> tuple[Peer, ...]:
-        return self._patiently(lambda: self._chain.peers(block), block)
+        return self._patiently("peers", lambda: self._chain.peers(block), block)
 
     def subnet(self, block: int) -> Subnet:
-        return self._patiently(lambda: self._chain.subnet(block), block)
+        return self._patiently("subnet", lambda: self._chain.subnet(block), block)
 
     def balance(self) -> int:
-        return self._patiently(self._chain.balance)
+        return self._patiently("balance", self._chain.balance)
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
         # Publishing the same fields again changes nothing if only the answer was lost.
-        return self._patiently(lambda: self._chain.publish(fields))
+        return self._patiently("publish", lambda: self._chain.publish(fields))
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
-        return self._patiently(lambda: self._chain.set_weights(weights))
+        return self._patiently("set_weights", lambda: self._chain.set_weights(weights))
 
     def stands_from(self, set_in: int) -> int | None:
-        return self._patiently(lambda: self._chain.stands_from(set_in))
+        return self._patiently("stands_from", lambda: self._chain.stands_from(set_in))
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
-        return self._patiently(lambda: self._chain.weights(block, uid), block)
+        return self._patiently("weights", lambda: self._chain.weights(block, uid), block)
 
-    def _patiently(self, call: Callable[[], T], block: int = 0) -> T:
+    def _patiently(self, kind: str, call: Callable[[], T], block: int = 0) -> T:
         began, until = self._time.now(), self._deadline()
         failed = False
         while True:
@@ -80,23 +81,22 @@ class RetryingChain:
             except ChainError as fault:
                 now = self._time.now()
                 if fault.code is None and block <= self._final:
-                    self._fails(fault, began, now)
+                    self._fails(kind, fault, began, now)
                 if fault.code is not None or block > self._final or now >= until:
                     raise
                 if not failed:
                     logger.debug("a call of the chain failed ({fault}); trying again", fault=str(fault))
                 failed = True
             else:
-                self._failing_since = None
-                self._tell(None)
+                self._failing.pop(kind, None)
+                if not self._failing:
+                    self._tell(None)
                 return found
             self._time.sleep(PAUSE_SECONDS)
 
-    def _fails(self, fault: ChainError, began: float, now: float) -> None:
+    def _fails(self, kind: str, fault: ChainError, began: float, now: float) -> None:
         """Tell of a chain that has failed for long, by one call or by several: on a fast chain a window is short."""
-        if self._failing_since is None:
-            self._failing_since = began
-        if now - self._failing_since >= PATIENT_SECONDS:
+        if now - self._failing.setdefault(kind, began) >= PATIENT_SECONDS:
             self._tell(fault)
 
     def _deadline(self) -> float:

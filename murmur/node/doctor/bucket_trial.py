@@ -36,7 +36,7 @@ _TO_FIX = {
     ),
     Why.READER_UNKNOWN: (
         f"the server does not know {_READ_ID}, so peers could not read",
-        "copy it again from your read-only token. One that was made a moment ago may need a minute",
+        "copy it again from your read-only token, or make a new one if it was revoked. A new one may need a minute",
     ),
     Why.READER_SECRET: (
         f"{_READ_SECRET} is not the secret of {_READ_ID}, so peers could not read",

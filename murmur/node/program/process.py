@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from murmur import files
-from murmur.protocol.errors import ConfigError, DiskFull, MurmurError, UpdateNeeded
+from murmur.protocol.errors import ConfigError, DiskFull, MurmurError, UpdateNeeded, one_line
 
 if TYPE_CHECKING:
     from loguru import Record as LogRecord
@@ -31,6 +31,8 @@ EXIT_UPDATE = 75
 DYING_SECONDS = 20
 """Longest time from the death of a thread to the end of its process."""
 _OPEN_FILES = 8192
+_LINE_CHARACTERS = 4000
+"""Longest message in the log: some quote strangers."""
 
 
 def run_program(main: Callable[[], None]) -> int:
@@ -95,7 +97,8 @@ class _Stop:
             return
         signal.alarm(DYING_SECONDS)  # first, and not a thread: there may be no memory for more
         name = death.thread.name if death.thread is not None else "unknown"
-        self.fault = f"its thread {name!r} died of {death.exc_type.__name__}; start it again"
+        lost = f"its thread {name!r} died of {death.exc_type.__name__}; start it again"
+        self.fault = disk_fault(death.exc_value) or lost
         sys.excepthook(death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
         self._interrupt()
 
@@ -163,14 +166,21 @@ def _status(main: Callable[[], None]) -> int:
         print(f"stopped: {fault}", file=sys.stderr)  # noqa: T201
         return EXIT_AGAIN
     except OSError as fault:
-        if not files.is_full(fault) and fault.errno != errno.EROFS:
+        if (words := disk_fault(fault)) is None:
             raise
-        where = f" {fault.filename}" if fault.filename else ""
-        print(  # noqa: T201
-            f"cannot write{where}: {fault.strerror}. Nothing is lost: free disk space and start again", file=sys.stderr
-        )
+        print(words, file=sys.stderr)  # noqa: T201
         return EXIT_AGAIN if files.is_full(fault) else EXIT_CONFIG
     return 0
+
+
+def disk_fault(fault: BaseException | None) -> str | None:
+    """Return in words that the disk takes nothing more; None for another fault."""
+    if isinstance(fault, DiskFull):
+        return str(fault)
+    if not isinstance(fault, OSError) or not (files.is_full(fault) or fault.errno == errno.EROFS):
+        return None
+    where = f" {fault.filename}" if fault.filename else ""
+    return f"cannot write{where}: {fault.strerror}. Nothing is lost: free disk space and start again"
 
 
 def _allow_open_files() -> None:
@@ -183,8 +193,10 @@ def _allow_open_files() -> None:
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to stderr, with the standard library's records. `diagnose` is off: it would print values and secrets."""
+    """Log to stderr, with the standard library's records. `diagnose` is off: it would print values and secrets. A
+    message is one line of printable characters, whoever is quoted in it; a traceback stays as it is."""
     logger.remove()
+    logger.configure(patcher=_plain)
     logger.add(sys.stderr, level=level, format=_line, diagnose=False, backtrace=False)
     logging.basicConfig(handlers=[_Bridge()], level=logging.WARNING, force=True)
 
@@ -194,6 +206,10 @@ class _Bridge(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         logger.log(record.levelname, "{source}: {message_text}", source=record.name, message_text=record.getMessage())
+
+
+def _plain(record: "LogRecord") -> None:
+    record["message"] = one_line(record["message"], _LINE_CHARACTERS)
 
 
 def _line(record: "LogRecord") -> str:

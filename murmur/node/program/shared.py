@@ -10,7 +10,7 @@ from loguru import logger
 
 from murmur.node.config.device import choose_device
 from murmur.node.config.settings import TelemetryConfig
-from murmur.node.program.process import dead_thread, is_stopping
+from murmur.node.program.process import dead_thread, disk_fault, is_stopping
 from murmur.node.state.node_state import NodeState
 from murmur.node.telemetry.events import See, last_events
 from murmur.node.telemetry.metrics import Metrics
@@ -57,7 +57,7 @@ def lifetime(state: NodeState, hotkey: str | None = None) -> Iterator[None]:
         # An interrupted library call may raise any error.
         fault = dead_thread()
         if fault is None and not (isinstance(error, KeyboardInterrupt) or is_stopping()):
-            fault = str(error) or type(error).__name__
+            fault = disk_fault(error) or str(error) or type(error).__name__
         raise
     finally:
         state.events.emit("stopped", state.round, fault=fault)

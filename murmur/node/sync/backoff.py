@@ -4,20 +4,17 @@ A node never ends by itself for its bucket or its chain: a token may be renewed,
 the chain mended, and the node goes on with the next round.
 """
 
-from contextlib import suppress
-
+from murmur.node.own_bucket import OwnBucket
 from murmur.node.telemetry.causes import About
-from murmur.node.telemetry.trouble import Trouble, Troubles, of_chain, of_own_bucket
-from murmur.protocol import keys
+from murmur.node.telemetry.trouble import Trouble, Troubles, of_chain
 from murmur.protocol.errors import ChainError, StorageError
-from murmur.protocol.ports import Bucket, Time
+from murmur.protocol.ports import Time
 
 PAUSE_SECONDS = 1.0
 """Pause after a round that broke off: a server that refuses at once must not be called in a tight loop."""
 LONGEST_PAUSE = 0.05
-"""Longest pause between two tries that fail for one cause, as a fraction of a round."""
-_TRY_SECONDS = 10.0
-_OURS = (About.BUCKET, About.WORK, About.HOTKEY)
+"""Longest pause between two tries that fail one after the other, as a fraction of a round."""
+_OURS = (About.WORK, About.HOTKEY)
 """What a whole round proves to be in order."""
 _DELAYS = (About.CHAIN, About.CLOCK, About.BUCKET)
 _CALLS = ("chain_refuses", "posts_lost", "posts_used_up", "not_registered", "no_money")
@@ -25,30 +22,25 @@ _CALLS = ("chain_refuses", "posts_lost", "posts_used_up", "not_registered", "no_
 
 
 class Backoff:
-    """The failures in a node's rounds. `bucket`: its own, `where`: in words. `round_seconds`: planned length of a
-    round."""
+    """The failures in a node's rounds. `own`: its bucket. `round_seconds`: planned length of a round."""
 
-    def __init__(self, bucket: Bucket, where: str, round_seconds: float, troubles: Troubles, time: Time) -> None:
-        self._bucket, self._where, self._troubles, self._time = bucket, where, troubles, time
+    def __init__(self, own: OwnBucket, round_seconds: float, troubles: Troubles, time: Time) -> None:
+        self._own, self._troubles, self._time = own, troubles, time
         self._longest = max(PAUSE_SECONDS, LONGEST_PAUSE * round_seconds)
-        self._try_seconds = min(_TRY_SECONDS, self._longest)  # a store that hangs must not cost the round's deadlines
-        self._pause, self._last = PAUSE_SECONDS, ""
-        """The last pause, and the cause before it."""
+        self._pause = 0.0
+        """The last pause since a round was played without a failure."""
         self._failed = False
         """Whether something has failed in this round that did not break it off."""
 
     def pause_after(self, round: int, fault: ChainError | StorageError) -> None:
-        """Say why the round broke off, and pause before the next try: the longer, the oftener one cause has come."""
-        cause = self.failed(round, fault)
-        self._pause = min(2 * self._pause, self._longest) if cause == self._last else PAUSE_SECONDS
-        self._last = cause
+        """Say why the round broke off, and pause before the next try: the longer, the more have failed in a row."""
+        self.failed(round, fault)
+        self._pause = min(max(PAUSE_SECONDS, 2 * self._pause), self._longest)
         self._time.sleep(self._pause)
 
-    def failed(self, round: int, fault: ChainError | StorageError) -> str:
-        """Say why something failed; return the cause."""
-        trouble = self._why(fault)
-        self.tell(round, trouble)
-        return trouble.cause
+    def failed(self, round: int, fault: ChainError | StorageError) -> None:
+        """Say why something failed."""
+        self.tell(round, self._why(fault))
 
     def tell(self, round: int, trouble: Trouble) -> None:
         """Say what failed in this round. Work that is late in a round in which chain, bucket or clock were in
@@ -60,20 +52,14 @@ class Backoff:
     def passed(self, round: int) -> None:
         """Note that a round was played to its end: what was wrong is mended, unless something failed in it."""
         if not self._failed:
-            self._last = ""
+            self._pause = 0.0
             for about in _OURS:
                 self._troubles.mended(round, about)
             self._troubles.mended(round, About.CHAIN, *_CALLS)
         self._failed = False
 
     def _why(self, fault: ChainError | StorageError) -> Trouble:
-        """Return the cause. A StorageError may be of our own bucket or of another's: ours shows by a trial write."""
+        """Return the cause. A StorageError may be of our own bucket or of another's."""
         if isinstance(fault, ChainError):
             return of_chain(fault)
-        try:
-            self._bucket.put(keys.trial(), bytes(32), timeout_seconds=self._try_seconds)
-        except StorageError as own:
-            return of_own_bucket(own, self._where)
-        with suppress(StorageError):
-            self._bucket.delete(keys.trial(), timeout_seconds=self._try_seconds)
-        return Trouble("broke_off", str(fault))
+        return self._own.trouble(fault) if fault.own else Trouble("broke_off", str(fault))

@@ -83,7 +83,21 @@ CAUSES: Mapping[str, Cause] = {
         Owner.EITHER,
         "this chain node is behind the chain",
         _LATE_POSTS,
-        f"wait five minutes, it may catch up. If it still says so, take {_NODE}",
+        f"wait a round, it may catch up (an explorer shows the newest final block). If it stays behind, take {_NODE}",
+    ),
+    "chain_pruned": Cause(
+        About.CHAIN,
+        Owner.YOU,
+        "this chain node has deleted blocks' state that this node needs",
+        "this node cannot read the rounds that it has missed",
+        "name a chain node that keeps all state (--archives wss://..), and start the node again",
+    ),
+    "chain_other": Cause(
+        About.CHAIN,
+        Owner.YOU,
+        "this chain node is of another chain",
+        "nothing of the run can be read or posted there",
+        f"take {_NODE}",
     ),
     "posts_used_up": Cause(
         About.CHAIN,
@@ -111,7 +125,7 @@ CAUSES: Mapping[str, Cause] = {
         Owner.CHAIN,
         "the chain refuses what this node posts",
         "the round does not count",
-        "see the chain's reason in the brackets; the node tries again by itself",
+        f"wait: the node tries again by itself. If it lasts for three rounds, take {_NODE}",
     ),
     "not_registered": Cause(
         About.HOTKEY,
@@ -152,10 +166,10 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "bucket_throttled": Cause(
         About.BUCKET,
-        Owner.PROVIDER,
+        Owner.EITHER,
         "our own bucket's store is busy or refuses so many requests",
         _UNREAD,
-        f"wait: {_ITSELF}. If it lasts, see the limits of the account, or take another store",
+        f"wait a round: {_ITSELF}. If it lasts, see the provider's status page, or raise the account's limit",
     ),
     "bucket_expired": Cause(
         About.BUCKET,
@@ -193,6 +207,13 @@ CAUSES: Mapping[str, Cause] = {
         f"let the key of {_KEY} write to it, in its provider's console: {_ITSELF}; or start the node again with "
         "another key",
     ),
+    "bucket_untidy": Cause(
+        About.BUCKET,
+        Owner.YOU,
+        "our own bucket does not let us list or delete",
+        "rounds count as before, but old objects stay, and cost their storage",
+        f"let the key of {_KEY} list and delete in it, in its provider's console: {_ITSELF}",
+    ),
     "bucket_missing": Cause(
         About.BUCKET,
         Owner.YOU,
@@ -228,6 +249,13 @@ CAUSES: Mapping[str, Cause] = {
         "nobody can read this node's work, so it counts as MISSING and is not paid",
         "make a read-only key for this bucket alone, put it into bucket.read_access_key and bucket.read_secret_key, "
         f"and {_AGAIN}",
+    ),
+    "unread_by_others": Cause(
+        About.READ_KEY,
+        Owner.EITHER,
+        "our own bucket cannot be read from outside",
+        "nobody can read this node's work, so it counts as MISSING and is not paid",
+        f"check this machine's link and the store's status page; if it is the store's outage, wait: {_ITSELF}",
     ),
     "too_slow": Cause(
         About.WORK,
@@ -285,12 +313,19 @@ CAUSES: Mapping[str, Cause] = {
         "nobody is paid by them",
         "ask the subnet's owner whether commit-reveal works on it; newer weights follow by themselves",
     ),
+    "weights_unpaid": Cause(
+        About.WEIGHTS,
+        Owner.YOU,
+        "the coldkey can't pay the fee of this hotkey's weights",
+        "nobody is paid by them",
+        f"send it some TAO (btcli wallet transfer); {_ITSELF}",
+    ),
     "weights_refused": Cause(
         About.WEIGHTS,
         Owner.YOU,
         "the chain did not take this hotkey's weights",
         "nobody is paid by them",
-        "stake and permit: add stake, wait an epoch. A rate limit: wait. Else update to the newest release",
+        "stake and permit: add stake, wait an epoch. A rate limit or a fork: wait. Else update to the newest release",
     ),
     "disk_low": Cause(
         About.DISK,

@@ -10,7 +10,8 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from murmur.node.config.run_file import RUN_CHARACTERS, is_left, saved_runs
+from murmur.node.config.run_file import LOCK, is_left, saved_runs
+from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import last_events
 from murmur.node.telemetry.trouble import Standing, Trouble, sentence
 from murmur.protocol.run import Run
@@ -26,7 +27,10 @@ SILENT_ROUNDS = 2.0
 FALLBACK_SECONDS = 3600.0
 """Length of a round if the run is unknown."""
 FREE_BYTES = 2 << 30
+WAITS_SECONDS = 600.0
+"""A node that waits before its start says so every minute, as soon as its checks have run."""
 TOLD = ("round_outcome", "judged")
+BEGUN = ("started", "goes_on")
 _FAULTS = {
     "damaged": "the disk has damaged saved files of round {round}: {lost}",
     "unobserved": "round {round} was not observed ({why})",
@@ -38,9 +42,9 @@ _FAULTS = {
 @dataclass(frozen=True)
 class EventTail:
     """The recent events of one node. `rounds`: the last ones reported, oldest first. `faults`: faults since the oldest
-    of them, newest last. `seconds`: planned length of a round. `stopped`: how it stopped, unless it has started again.
-    `standing`: the troubles that it has said, as events. `gone`: its process has ended without a word.
-    `hotkey`: its SS58 address."""
+    of them, newest last. `seconds`: planned length of a round. `word`: the newest one about its process. `standing`:
+    the other troubles that it has said, as events. `held`: whether a process holds a state folder here; None where none
+    ever has. `hotkey`: its SS58 address."""
 
     name: str
     run: Run | None
@@ -49,10 +53,15 @@ class EventTail:
     faults: tuple[str, ...]
     seconds: float
     free_bytes: int
-    stopped: Event | None = None
+    word: Event | None = None
     standing: tuple[Event, ...] = ()
-    gone: bool = False
+    held: bool | None = None
     hotkey: str | None = None
+
+    @property
+    def stopped(self) -> Event | None:
+        """How it stopped, unless it was started again."""
+        return self.word if self.word is not None and self.word["event"] == "stopped" else None
 
     @property
     def on_request(self) -> bool:
@@ -64,23 +73,40 @@ class EventTail:
         """Whether it contributed or judged in one of its last rounds."""
         return any(_counts(event) for event in self.rounds)
 
-    def unwell(self, now: float) -> Iterator[Trouble]:
-        """Yield why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or reports nothing
-        more."""
+    def unwell(self, now: float) -> Iterator[Event]:
+        """Yield why it is not healthy as of `now` (Unix seconds), as troubles' fields: it neither contributes nor
+        judges, or reports nothing more."""
         if self.newest is None:
-            yield Trouble("never_began")
-            return
+            yield Trouble("never_began").fields()
+        elif (ended := self._ended(now)) is not None:
+            yield ended
+        else:
+            yield from (trouble.fields() for trouble in self._idle(self.newest, now))
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended without a word."""
+        return self.held is False and (self.word is None or self.word["event"] in BEGUN)
+
+    def _ended(self, now: float) -> Event | None:
+        """Return why its process takes no part."""
         if self.stopped is not None:
-            yield Trouble("stopped", "on request" if self.on_request else str(self.stopped["fault"]))
-            return
-        if self.gone:
-            yield Trouble("gone")
-        # During a node's first training it has not reported a round: then any event is a sign of life.
-        last = self.rounds[-1] if self.rounds else self.newest
-        silent = now - last["time"]
-        if silent < -CLOCK_SECONDS:
-            seen = f"its last event lies {-silent / 60:.0f} minutes in the future, so the clock was set back"
+            return Trouble("stopped", "on request" if self.on_request else str(self.stopped["fault"])).fields()
+        if self.word is None or self.word["event"] in BEGUN:
+            return Trouble("gone").fields() if self.gone else None
+        old = self.word["cause"] == "waits" and now - self.word["time"] > WAITS_SECONDS
+        return Trouble("gone").fields() if old and not self.held else self.word
+
+    def _idle(self, newest: Event, now: float) -> Iterator[Trouble]:
+        """Yield why it does nothing though its process may live."""
+        ahead = newest["time"] - now
+        if ahead > CLOCK_SECONDS:
+            seen = f"its last event lies {ahead / 60:.0f} minutes in the future, so the clock was set back"
             yield Trouble("clock_wrong", seen)
+        # During a node's first training it has not reported a round: then any event is a sign of life. A round that was
+        # told by a clock that was ahead ended before what was told after it.
+        last = self.rounds[-1] if self.rounds else newest
+        silent = now - min(last["time"], newest["time"])
         if silent > SILENT_ROUNDS * self.seconds:
             seen = f"no round has ended for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}"
             yield Trouble("silent", seen)
@@ -93,7 +119,7 @@ class EventTail:
         found = list(self.standing)
         if not self.on_request:
             said = {one["cause"] for one in found}
-            found += [trouble.fields() for trouble in self.unwell(now) if trouble.cause not in said]
+            found += [one for one in self.unwell(now) if one["cause"] not in said]
         if self.free_bytes < FREE_BYTES and not any(one["cause"] == "disk_low" for one in found):
             found.append(Trouble("disk_low", f"{self.free_bytes / 1e9:.1f} GB left").fields())
         return found
@@ -106,8 +132,6 @@ class EventTail:
 
 def read_event_tail(home: Path) -> EventTail:
     """Read the last events of the node in `home`."""
-    runs = saved_runs(home)
-    run = runs[0] if runs else None
     events = _of_one_run(last_events(home / "events.jsonl"))
     rounds = {event["round"]: event for event in events if event["event"] in TOLD}
     told = [rounds[round] for round in sorted(rounds)[-LATELY_ROUNDS:]]
@@ -120,8 +144,11 @@ def read_event_tail(home: Path) -> EventTail:
     standing = Standing()
     for event in events:
         standing.take(event)
+    begun = next((event for event in reversed(events) if event["event"] in BEGUN), None)
+    word = next((event for event in reversed(events) if _is_of_process(event)), None)
+    run = _followed(home, begun["run"] if begun is not None else None)
+    locks = list(home.glob(f"*/{LOCK}"))
     clock = run.first.clock if run is not None else None
-    life = next((event for event in reversed(events) if event["event"] in ("started", "stopped")), None)
     return EventTail(
         str(events[-1]["node"]) if events else home.name,
         run,
@@ -130,16 +157,21 @@ def read_event_tail(home: Path) -> EventTail:
         tuple(faults.values()),
         clock.round_blocks * clock.block_seconds if clock is not None else FALLBACK_SECONDS,
         disk_usage(home).free,
-        life if life is not None and life["event"] == "stopped" else None,
-        tuple(standing.now()),
-        life is not None and life["event"] == "started" and _is_gone(home, life),
-        next((str(event["hotkey"]) for event in reversed(events) if "hotkey" in event), None),
+        word,
+        tuple(one for one in standing.now() if one["about"] != About.PROCESS),
+        any(not is_left(lock.parent) for lock in locks) if locks else None,
+        begun["hotkey"] if begun is not None else None,
     )
 
 
-def _is_gone(home: Path, started: Event) -> bool:
-    run = started.get("run")
-    return isinstance(run, str) and is_left(home / run[:RUN_CHARACTERS])
+def _is_of_process(event: Event) -> bool:
+    kind = event["event"]
+    return kind in BEGUN or kind == "stopped" or (kind == "trouble" and event["about"] == About.PROCESS)
+
+
+def _followed(home: Path, run: str | None) -> Run | None:
+    """Return the run of this id, if it is saved; if the node has not started yet, the one that begins last."""
+    return next((saved for saved in saved_runs(home) if run is None or saved.id.hex() == run), None)
 
 
 def _of_one_run(events: Iterable[Event]) -> list[Event]:
@@ -147,7 +179,7 @@ def _of_one_run(events: Iterable[Event]) -> list[Event]:
     found: list[Event] = []
     run = None
     for event in events:
-        if event.get("event") == "started" and (other := event.get("run")) != run:
+        if event["event"] in BEGUN and (other := event["run"]) != run:
             # What was told before the first start is of the same run: it belongs to this start's checks.
             found, run = (found if run is None else []), other
         found.append(event)

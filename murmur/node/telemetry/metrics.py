@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_htt
 from prometheus_client.core import CounterMetricFamily
 
 from murmur.node.telemetry.trouble import Standing
-from murmur.protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError, one_line
 from storage.transport import TRAFFIC
 
 LAST_ERROR_CHARACTERS = 300
@@ -93,15 +93,12 @@ class Metrics:
         logger.add(self._note, level="WARNING", format="{message}")
 
     def recall(self, events: Iterable[Mapping[str, Any]], now: float, *, validates: bool) -> None:
-        """Continue from the node's earlier events, so that a restart hides nothing. For an event that has not happened
-        yet, time counts from the first event that is left, else from `now` (Unix seconds)."""
+        """Continue from the node's earlier events (last_events), so that a restart hides nothing. For an event that has
+        not happened yet, time counts from the first event that is left, else from `now` (Unix seconds)."""
         begun: float | None = None
         for event in events:
-            try:
-                begun = event["time"] if begun is None else begun
-                self._show(event)
-            except (KeyError, TypeError, ValueError):  # from an earlier version
-                continue
+            begun = event["time"] if begun is None else begun
+            self._show(event)
         awaited = {"round": ROUND_TIMESTAMP, "counted": COUNTED_TIMESTAMP}
         if validates:
             awaited["weights"] = WEIGHTS_TIMESTAMP
@@ -197,4 +194,4 @@ class Metrics:
         return self._gauges[name]
 
     def _note(self, message: Any) -> None:
-        self._error.info({"message": message.record["message"][:LAST_ERROR_CHARACTERS]})
+        self._error.info({"message": one_line(message.record["message"], LAST_ERROR_CHARACTERS)})

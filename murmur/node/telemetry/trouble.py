@@ -7,13 +7,14 @@ reader needs no table.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from threading import Lock
 from typing import Any, Protocol
 
 from loguru import logger
 
 from murmur.node.telemetry.causes import CAUSES, About, Cause, Owner
-from murmur.protocol.errors import ChainError, StorageCause, StorageError
+from murmur.protocol.errors import STATE_PRUNED, ChainError, StorageCause, StorageError, one_line
 from murmur.protocol.ports import Time
 
 
@@ -35,11 +36,12 @@ _REFUSALS = {
     "HotKeyNotRegisteredInSubNet": "not_registered",
     "SpaceLimitExceeded": "posts_used_up",
     "Payment": "no_money",
+    STATE_PRUNED: "chain_pruned",
 }
 """The chain's names of refusals -> our causes."""
 _BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {StorageCause.NO_BUCKET: "bucket_missing"}
 DETAIL_CHARACTERS = 2000
-"""A chain node may answer with a text of any length."""
+"""A chain node may answer with a text of any length; all failed checks of a start, with what to do, have room."""
 _WHOSE: Mapping[str, str] = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
 
 
@@ -62,7 +64,7 @@ class Trouble:
             "cause": self.cause,
             "owner": of.owner,
             "says": of.says,
-            "detail": " ".join(self.detail.split())[:DETAIL_CHARACTERS],
+            "detail": one_line(self.detail, DETAIL_CHARACTERS),
             "costs": of.costs,
             "do": of.do,
         }
@@ -105,14 +107,16 @@ class Standing:
         self._found: dict[str, Mapping[str, Any]] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take the next event of any kind. A start begins anew: what still holds is said again. A node that was stopped
-        on request is kept from nothing."""
+        """Take the next event of any kind. A process that starts, waits or can't start begins anew: what still holds is
+        said again. A node that was stopped on request is kept from nothing."""
         kind = event.get("event")
         if kind == "started" or (kind == "stopped" and event.get("fault") is None):
             self._found.clear()
         elif kind == "mended":
             self._found.pop(str(event.get("about")), None)
         elif kind == "trouble" and event.keys() >= FIELDS:
+            if event["about"] == About.PROCESS:
+                self._found.clear()
             self._found[str(event["about"])] = event
         elif kind == "stopped" and (fault := event.get("fault")) is not None:
             self._found[About.PROCESS] = {**event, **Trouble("stopped", str(fault)).fields()}
@@ -133,39 +137,51 @@ def write(events: Emitter, round: int, trouble: Trouble) -> None:
 
 class Troubles:
     """The troubles of a running node. Each is logged and emitted when it begins, and again once a planned round while
-    it lasts; its end is, too. Thread-safe."""
+    it lasts; its end is, too. One that comes and goes is said to be mended once it has stayed away for a planned round.
+    Thread-safe: what is said last is what is so, since it is said under the lock."""
 
     def __init__(self, events: Emitter, round_seconds: float, time: Time) -> None:
         self._events, self._again, self._time = events, round_seconds, time
         self._lock = Lock()
-        self._here: dict[About, tuple[Trouble, float]] = {}
-        """What there is, and when it was said last."""
+        self._here: dict[About, Trouble] = {}
+        self._said: dict[tuple[About, str], float] = {}
+        """When each cause was said last."""
+        self._seen: dict[About, float] = {}
+        """When there was trouble about this last, said or not."""
         self._ended: dict[About, float] = {}
-        """When there was trouble about this last."""
+        """When the last trouble about this was said to be mended."""
+        self._returns = set[About]()
+        """What came again within a planned round of its end."""
 
     def tell(self, round: int, trouble: Trouble) -> None:
         """Say that this is so now."""
-        about = trouble.of.about
+        about, cause = trouble.of.about, trouble.cause
         with self._lock:
             now = self._time.now()
-            before = self._here.get(about)
-            if before is not None and before[0].cause == trouble.cause and now < before[1] + self._again:
+            begins = about not in self._here
+            if begins and now < self._ended.get(about, -inf) + self._again:
+                self._returns.add(about)
+            self._here[about], self._seen[about] = trouble, now
+            if not begins and now < self._said.get((about, cause), -inf) + self._again:
                 return
-            self._here[about] = trouble, now
-        write(self._events, round, trouble)
-        level = "ERROR" if trouble.of.owner is Owner.YOU else "WARNING"
-        logger.log(level, "round {round}: {trouble}", round=round, trouble=str(trouble))
+            self._said[about, cause] = now
+            write(self._events, round, trouble)
+            level = "ERROR" if trouble.of.owner is Owner.YOU else "WARNING"
+            logger.log(level, "round {round}: {trouble}", round=round, trouble=str(trouble))
 
     def mended(self, round: int, about: About, *causes: str) -> None:
         """Say that there is no trouble about this any more; with `causes`, none of these."""
         with self._lock:
-            before = self._here.get(about)
-            if before is None or (causes and before[0].cause not in causes):
+            now, before = self._time.now(), self._here.get(about)
+            if before is None or (causes and before.cause not in causes):
                 return
+            if about in self._returns and now < self._seen[about] + self._again:
+                return
+            self._returns.discard(about)
             del self._here[about]
-            self._ended[about] = self._time.now()
-        self._events.emit("mended", round, about=about, cause=before[0].cause)
-        logger.info("round {round}: mended: {says}", round=round, says=before[0].of.says)
+            self._ended[about] = now
+            self._events.emit("mended", round, about=about, cause=before.cause)
+            logger.info("round {round}: mended: {says}", round=round, says=before.of.says)
 
     def look(self, round: int, about: About, trouble: Trouble | None) -> None:
         """Say which trouble there is about this now, or that there is none."""
@@ -177,10 +193,10 @@ class Troubles:
     def now(self) -> list[Trouble]:
         """Return what there is."""
         with self._lock:
-            return [trouble for trouble, _ in self._here.values()]
+            return list(self._here.values())
 
     def lately(self, *abouts: About) -> bool:
         """Whether there is trouble about one of these, or was within a planned round."""
         with self._lock:
             since = self._time.now() - self._again
-            return any(about in self._here or self._ended.get(about, since) > since for about in abouts)
+            return any(about in self._here or self._seen.get(about, since) > since for about in abouts)
