@@ -282,7 +282,7 @@ def measure(round: Round, honest: Sequence[str], cheats: Sequence[str]) -> Itera
     own = execute(round)
     for kind, names, variants in (("honest", honest, HONEST), ("cheat", cheats, CHEATS)):
         for name in names:
-            yield row(name, kind, compare(round.number, variants[name](round), own))
+            yield row(name, kind, compare(round.number, round.inner.steps, variants[name](round), own))
 
 
 def main() -> None:

@@ -339,6 +339,7 @@ def _after(again: Replay) -> Iterator[Finding]:
         again.evaluated,
         [peer for peer, _ in contributing],
         {peer: row.progress for peer, row in again.rows.items() if row.progress is not None},
+        {peer: row.repetitions for peer, row in again.rows.items() if row.repetitions},
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:
         return  # reported already; and folding hundreds of evaluations takes minutes

@@ -15,6 +15,7 @@ from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
 from gauntlet.remembered import Remembered
 from gauntlet.shapes import BookShape
+from gauntlet.verification import Repetition, work_after
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.messages import canonical_json, from_hex, parse_as
 from murmur.protocol.spec import PROGRESS_ROUNDS, GauntletSpec
@@ -48,7 +49,9 @@ class PeerRecord:
     a token `scores` and `usual_scores` the LossScore on unassigned data and the honest one, `score_variances` by how
     much honest ones differ (squared), `assigned_scores` for display. Over the rounds in which it was measured
     (gauntlet/progress.py): its `progress`, the honest one as `usual_progress`, and `progress_variances`.
-    `penalty` is taken off the proof in PeerScore: each fault adds, each clean round takes away a quarter of it.
+    `work`: the share of a round's work that it is known to do, as far as its steps were `repeated`, `unproven` times in
+    vain (gauntlet/verification.py). `penalty` is taken off the proof in PeerScore: each fault adds, each clean round
+    takes away a quarter of it.
     `presence`: in which share of the rounds what it sent passed, or was selected; 1 at first.
     """
 
@@ -69,6 +72,9 @@ class PeerRecord:
     faults: int = 0
     penalty: float = 0.0
     presence: float = 1.0
+    work: float = 0.0
+    repeated: int = 0
+    unproven: int = 0
 
     @property
     def proof(self) -> float | None:
@@ -97,9 +103,9 @@ class ScoreBook:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """Everything that a round taught: the fast checks, the evaluations, who was selected (empty for a void
-    round), the progress of who sent something in the round before, and who committed and was not looked at: we know
-    nothing of it."""
+    """Everything that a round taught: the fast checks, the evaluations, who was selected (empty for a void round), the
+    progress of who sent something in the round before, who committed and was not looked at (we know nothing of it), and
+    what was found of the steps that were repeated since the last fold."""
 
     round: int
     checked: "Checked"
@@ -107,6 +113,7 @@ class RoundOutcome:
     contributing: frozenset[PeerId] = frozenset()
     progress: Mapping[PeerId, float] = field(default_factory=dict)
     unseen: frozenset[PeerId] = frozenset()
+    repetitions: Mapping[PeerId, tuple[Repetition, ...]] = field(default_factory=dict)
 
 
 def eligible(record: PeerRecord, spec: GauntletSpec) -> bool:
@@ -262,6 +269,9 @@ def _folded(
             rating=ratings.get(peer, record.rating),
             contributed=record.contributed + (peer in outcome.contributing),
         )
+    for peer in sorted(outcome.repetitions):
+        if peer in peers:
+            peers[peer] = _repeated(peers[peer], outcome.repetitions[peer])
     present = {*checked.passed, *outcome.contributing}
     unknown = outcome.unseen - present
     if present:  # else something kept everybody out
@@ -297,6 +307,18 @@ def _measured(record: PeerRecord, peer: PeerId, round: int, found: _Findings, sp
     return record
 
 
+def _repeated(record: PeerRecord, found: Iterable[Repetition]) -> PeerRecord:
+    for one in found:
+        failed = bool(one.declared) and not one.passed
+        record = replace(
+            record,
+            work=work_after(record.work, one),
+            repeated=record.repeated + 1,
+            unproven=record.unproven + failed,
+        )
+    return record
+
+
 def _there(record: PeerRecord, present: bool) -> PeerRecord:
     return replace(record, presence=PRESENCE_DECAY * record.presence + (1 - PRESENCE_DECAY) * present)
 
@@ -307,7 +329,7 @@ def _score(value: float) -> float:
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 6
+_VERSION = 7
 
 
 def to_body(book: ScoreBook) -> dict[str, Any]:
@@ -378,6 +400,9 @@ def _record_body(record: PeerRecord) -> dict[str, Any]:
         "faults": record.faults,
         "penalty": record.penalty,
         "presence": record.presence,
+        "work": record.work,
+        "repeated": record.repeated,
+        "unproven": record.unproven,
     }
 
 
@@ -400,6 +425,9 @@ def _record(body: dict[str, Any]) -> PeerRecord:
         faults=body["faults"],
         penalty=body["penalty"],
         presence=body["presence"],
+        work=body["work"],
+        repeated=body["repeated"],
+        unproven=body["unproven"],
     )
 
 

@@ -14,6 +14,7 @@ from gauntlet.remembered import Remembered, compared, guides, looked_at
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
+from gauntlet.verification import Repetition
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId
 from sparseloco.outer import OuterState
@@ -147,11 +148,12 @@ class Judge:
         evaluations: Mapping[PeerId, Evaluation],
         selected: Iterable[PeerId],
         progress: Mapping[PeerId, float],
+        repetitions: Mapping[PeerId, tuple[Repetition, ...]],
     ) -> RoundOutcome:
         """Return what the round taught. committed: all that had committed by the commit deadline, seen or not.
-        selected: by the votes."""
+        selected: by the votes. repetitions: of steps of rounds before."""
         unseen = frozenset(committed) - checked.passed.keys() - checked.rejected.keys()
-        return RoundOutcome(self.round, checked, evaluations, frozenset(selected), progress, unseen=unseen)
+        return RoundOutcome(self.round, checked, evaluations, frozenset(selected), progress, unseen, repetitions)
 
     def fold(self, outcome: RoundOutcome) -> ScoreBook:
         """Return the book after the round."""

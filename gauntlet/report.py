@@ -5,7 +5,7 @@ No decision uses it. Another node's report is a claim: `parse_report` accepts an
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
 from gauntlet.remembered import Remembered
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.shapes import ReportShape
+from gauntlet.verification import NOTHING_ALIKE, Repetition
 from gauntlet.weights import worth
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.messages import from_hex, parse_as
@@ -42,6 +43,7 @@ _LARGEST_SCORE = 1e30
 _LARGEST_PROGRESS = 1.001
 """Progress is a cosine."""
 _LARGEST_RATING = 1000.0
+_KINDS = ("moves", "gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class ReportRow:
 
     `twins`: others that passed with (nearly) the same payload.
 
-    `progress`: of its update of the round before, if this round shows it.
+    `progress`: of its update of the round before, if this round shows it. `repetitions`: what was found of its steps
+    that were repeated.
 
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
     validator computed. `reveal`: the signed key that the validator read, whatever the outcome. `payload`: sha256 of the
@@ -69,6 +72,7 @@ class ReportRow:
     reveal: bytes | None = None
     payload: Digest | None = None
     twins: tuple[PeerId, ...] = ()
+    repetitions: tuple[Repetition, ...] = ()
 
     @property
     def unseen(self) -> bool:
@@ -165,6 +169,7 @@ def round_report(
             reveal=reveals.get(peer.id),
             payload=payloads.get(peer.id),
             twins=tuple(sorted(checked.twins.get(peer.id, ()))),
+            repetitions=outcome.repetitions.get(peer.id, ()),
         )
     gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
     return Report(outcome.round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid, unobserved)
@@ -202,6 +207,9 @@ def _row_body(
             "peer_score": peer_score(record),
             "worth": worth(record),
             "presence": record.presence,
+            "work": record.work,
+            "repeated": record.repeated,
+            "unproven": record.unproven,
         }
     if row.evaluation is not None:
         body["loss_score"] = {
@@ -212,6 +220,10 @@ def _row_body(
         body["gap"] = row.evaluation.gap
     if row.progress is not None:
         body["progress"] = row.progress
+    if row.repetitions:
+        body["repetitions"] = [
+            {**asdict(one), "moves": list(one.moves), "gradients": list(one.gradients)} for one in row.repetitions
+        ]
     return body
 
 
@@ -288,7 +300,15 @@ def _row(body: dict[str, Any], listed: Mapping[str, PeerId], reveal: bytes | Non
         reveal,
         payload,
         twins,
+        tuple(_repetition(one) for one in body.get("repetitions", ())),
     )
+
+
+def _repetition(body: dict[str, Any]) -> Repetition:
+    moves, gradients = (tuple(_number(value, 0.0, NOTHING_ALIKE) for value in body[kind]) for kind in _KINDS)
+    if len(moves) != len(gradients) or not len(moves) <= body["declared"] <= body["steps"]:
+        raise ValueError("more steps repeated than declared, or declared than there are")
+    return Repetition(body["round"], body["steps"], body["declared"], moves, gradients)
 
 
 def _book(body: dict[str, Any], peers: Collection[PeerId]) -> ScoreBook:
@@ -309,6 +329,7 @@ def _book(body: dict[str, Any], peers: Collection[PeerId]) -> ScoreBook:
             _check(variance, least=0.0)
         _number(record.penalty, 0.0, 1.0)
         _number(record.presence, 0.0, 1.0)
+        _number(record.work, 0.0, 1.0)
         _number(record.rating.mu, -_LARGEST_RATING, _LARGEST_RATING)
         _number(record.rating.sigma, 1e-3, _LARGEST_RATING)
     return book

@@ -9,6 +9,10 @@ from murmur.protocol.messages import REVEAL_BYTES, U32, Hex32, Shape
 from murmur.protocol.types import MAX_UIDS
 
 MAX_DETAIL_CHARACTERS = 300
+MOST_STEPS = 1 << 14
+"""Of a round whose steps are repeated."""
+MOST_REPETITIONS = 16
+"""Of one hotkey's steps in one report: those that were found since the last fold."""
 _MOST_REMEMBERED = 32 * MAX_UIDS
 """All hotkeys in the most rounds that a spec can ask for."""
 
@@ -40,12 +44,15 @@ class RecordShape(Shape):
     faults: U32
     penalty: float
     presence: float
+    work: float
+    repeated: U32
+    unproven: U32
 
 
 class BookShape(Shape):
     """A ScoreBook in JSON."""
 
-    version: Literal[6]
+    version: Literal[7]
     round: Annotated[int, Meta(ge=-1, le=(1 << 32) - 1)]
     unit: AverageShape
     usual_score: AverageShape
@@ -61,6 +68,17 @@ class LossShape(Shape):
     assigned: float | None
     unassigned: float | None
     references: U32
+
+
+_Distances = Annotated[list[float], Meta(max_length=MOST_STEPS)]
+
+
+class RepetitionShape(Shape):
+    round: U32
+    steps: Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+    declared: U32
+    moves: _Distances
+    gradients: _Distances
 
 
 class RowShape(Shape):
@@ -90,6 +108,10 @@ class RowShape(Shape):
     loss_score: LossShape | UnsetType = UNSET
     gap: float | UnsetType = UNSET
     progress: float | UnsetType = UNSET
+    work: float | UnsetType = UNSET
+    repeated: U32 | UnsetType = UNSET
+    unproven: U32 | UnsetType = UNSET
+    repetitions: Annotated[list[RepetitionShape], Meta(max_length=MOST_REPETITIONS)] | UnsetType = UNSET
 
 
 class PaidShape(Shape):

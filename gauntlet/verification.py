@@ -47,10 +47,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """What was found of the steps of `round`. `declared`: how many the trace shows. `moves`, `gradients`: relative
-    distances of the repeated ones, in order."""
+    """What was found of the steps of `round`, which has `steps`. `declared`: how many the trace shows. `moves`,
+    `gradients`: relative distances of the repeated ones, in order."""
 
     round: int
+    steps: int
     declared: int
     moves: tuple[float, ...]
     gradients: tuple[float, ...]
@@ -91,10 +92,12 @@ def draw(
     return tasks
 
 
-def compare(round: int, shown: Trace, own: Trace) -> Repetition:
-    """Return what our own execution of the first steps says of the trace that a miner has sealed."""
+def compare(round: int, steps: int, shown: Trace, own: Trace) -> Repetition:
+    """Return what our own execution of the first steps says of the trace that a miner has sealed. steps: of the
+    round."""
     return Repetition(
         round,
+        steps,
         shown.steps,
         _distances(shown.moves[: own.steps], own.moves),
         _distances(shown.gradients[: own.steps], own.gradients),
@@ -111,9 +114,9 @@ def _distances(shown: Values, own: Values) -> tuple[float, ...]:
     return tuple(round(float(value), DIGITS) for value in np.minimum(relative, NOTHING_ALIKE))
 
 
-def work_after(work: float, found: Repetition, round_steps: int) -> float:
+def work_after(work: float, found: Repetition) -> float:
     """Return the share of a round's work that a hotkey is known to do, after one more repetition: nothing after one
     that failed. A miner that declares no step shows no work, and has not lied."""
     if found.declared and not found.passed:
         return 0.0
-    return WORK_KEEPS * work + (1.0 - WORK_KEEPS) * min(1.0, found.declared / round_steps)
+    return WORK_KEEPS * work + (1.0 - WORK_KEEPS) * min(1.0, found.declared / found.steps)

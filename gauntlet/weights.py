@@ -98,6 +98,15 @@ def merit(record: PeerRecord) -> float:
     return proven(record) * record.presence * worth(record) ** CONVEXITY
 
 
+def work(record: PeerRecord) -> float:
+    """Return the share of pay where work is verified: the work that the hotkey is known to do, times its presence.
+
+    It is linear in work, so splitting it among hotkeys earns nothing, and a slower machine earns its share
+    (docs/decisions/0070-verified-work.md).
+    """
+    return record.work * record.presence
+
+
 def proven(record: PeerRecord) -> float:
     """Return the proof as pay counts it, less the penalty, 0 to 1."""
     if record.proof is None:
@@ -105,19 +114,26 @@ def proven(record: PeerRecord) -> float:
     return max(0.0, min(1.0, record.proof / ENOUGH_PROOF) - record.penalty)
 
 
+def _presence(record: PeerRecord) -> float:
+    return record.presence
+
+
 def weights(
     book: ScoreBook, ranking: Ranking, uids: Mapping[PeerId, Uid], owner: PeerId, spec: GauntletSpec
 ) -> dict[Uid, float]:
     """Return weights that sum to 1. They are the merit of contributors and, at half, of the reserve, if the book still
-    finds them eligible, normalised, less `burn_share` for the owner's uid. If no peer has earned anything, the owner
-    gets all.
+    finds them eligible, normalised, less `burn_share` for the owner's uid. Where work is verified, the work in place of
+    the merit, and presence alone until anybody's steps were repeated. If no peer has earned anything, the owner gets
+    all.
 
     `uids` of the hotkeys that may be paid (`lasting`); a hotkey without one gets nothing. {} if nothing was earned and
     the owner is not among them.
     """
     parts = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
+    records = [book.peers[peer] for peer in parts if peer in book.peers]
+    earns = merit if not spec.trace_values else work if any(record.repeated for record in records) else _presence
     earned = {
-        peer: part * merit(record)
+        peer: part * earns(record)
         for peer, part in parts.items()
         # The ranking used the book before the round: the round's own scores may show that there is nothing to pay for.
         if peer in uids and (record := book.peers.get(peer)) is not None and eligible(record, spec)

@@ -40,6 +40,7 @@ from murmur.rounds.pay import Pay
 from murmur.rounds.retention import Retention
 from murmur.rounds.score import Scores
 from murmur.rounds.validator import Validator
+from murmur.rounds.verify import Verifier
 from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
 from murmur.training.inner import InnerReport
@@ -58,8 +59,9 @@ waiting = partial(Miner, speculates=False)
 
 
 def with_parts(*parts: type) -> type[Validator]:
-    """A validator some of whose five parts are these."""
+    """A validator some of whose six parts are these."""
     names = {Collector: "collecting", Scores: "scoring", Votes: "voting", Pay: "paying", Retention: "keeping"}
+    names[Verifier] = "verifying"
     own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
     return type("Dishonest", (Validator,), own)
 

@@ -102,6 +102,7 @@ def small_spec(
             "final_lr": 1e-3,
             "warmup_steps": 0,
             "decay_steps": 100,
+            **({"optimizer": "muon", "state": "fresh"} if gauntlet.get("trace_values") else {}),
         },
         "data": {
             "index": data.digest.hex(),

@@ -98,7 +98,13 @@ class Setting:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"no model size {self.size!r}; there are {', '.join(SIZES)}")
-        for name, kind in (("method", Method), ("optimizer", Optimizer), ("state", State), ("rule", Rule), ("guess", Guess)):
+        for name, kind in (
+            ("method", Method),
+            ("optimizer", Optimizer),
+            ("state", State),
+            ("rule", Rule),
+            ("guess", Guess),
+        ):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {get_args(kind)}")
         if self.steps % self.inner_steps:

@@ -13,7 +13,7 @@ from murmur.owner.draft import NOBODYS_THETA
 from murmur.owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
 from murmur.protocol.cluster import ClusterSpec, build_cluster
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.spec import fault_lines
+from murmur.protocol.fields import fault_lines
 from murmur.protocol.types import Digest
 from storage.behaviour import CREATES_NOT_ONCE, STORES_THAT_CREATE_ONCE, creates_once
 from storage.s3 import RangedBucket

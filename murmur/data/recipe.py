@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.spec import fault_lines
+from murmur.protocol.fields import fault_lines
 
 MAX_BAD = 0.001
 """Share of rows that may be unusable."""

@@ -32,7 +32,8 @@ from murmur.data.index import (
 )
 from murmur.data.remote_files import BlobRange, File, Remote
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.spec import TrainingSpec, fault_lines
+from murmur.protocol.fields import fault_lines
+from murmur.protocol.spec import TrainingSpec
 from murmur.protocol.types import Digest, Page
 
 Fetch = Callable[[Digest, int, Path], None]

@@ -15,7 +15,8 @@ from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from murmur.protocol.types import Digest
 from murmur.training import checkpoint
-from murmur.training.replica import VELOCITY, parse_outer
+from murmur.training.checkpoint import parse_outer
+from murmur.training.replica import VELOCITY
 from sparseloco.digest import theta_digest
 
 

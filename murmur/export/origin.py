@@ -12,10 +12,10 @@ from murmur.export.tensors import INDEX, Plan, as_json, plan
 from murmur.export.tokenizer import TokenizerFiles
 from murmur.protocol.cluster import ClusterSpec, build_cluster
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.fields import Count, HexDigest, Table
-from murmur.protocol.spec import RunSpec, build, fault_lines
+from murmur.protocol.fields import Count, HexDigest, Table, fault_lines
+from murmur.protocol.spec import RunSpec, build
 from murmur.protocol.types import DIGEST_BYTES, Digest
-from murmur.training.replica import parse_outer
+from murmur.training.checkpoint import parse_outer
 from sparseloco.outer import OuterState
 
 ORIGIN, CARD = "murmur.json", "README.md"

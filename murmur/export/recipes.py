@@ -10,8 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.fields import Count, Table
-from murmur.protocol.spec import fault_lines
+from murmur.protocol.fields import Count, Table, fault_lines
 
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]

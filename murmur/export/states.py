@@ -34,8 +34,8 @@ from murmur.protocol.run import Run
 from murmur.protocol.spec import OuterSpec, RunSpec
 from murmur.protocol.types import Digest, PeerId, Selection, StateRef
 from murmur.training import checkpoint
+from murmur.training.checkpoint import parse_outer
 from murmur.training.host import Area, model_bytes, model_tensors
-from murmur.training.replica import parse_outer
 from sparseloco import ops
 from sparseloco.digest import theta_digest
 from sparseloco.outer import OuterState

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from murmur.export.origin import Origin, parse_origin
 from murmur.export.recipes import Recipe
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.fields import Count, HexDigest, Table
-from murmur.protocol.spec import fault_lines
+from murmur.protocol.fields import Count, HexDigest, Table, fault_lines
 
 TUNED, TRAINING = "sft.json", "training.jsonl"
 MAX_TUNED_BYTES = 16 << 20

@@ -12,8 +12,8 @@ from murmur.node.fetch.sources import sources_as_of
 from murmur.node.sync.amendments import MAX_AMENDMENTS, Reader, owner_slot
 from murmur.owner.records import records, stated
 from murmur.protocol.errors import ConfigError, InvalidMessage, StorageError
+from murmur.protocol.fields import fault_lines
 from murmur.protocol.run import Amendment, Run
-from murmur.protocol.spec import fault_lines
 from murmur.protocol.types import Digest, Slot
 from storage.realtime import REAL
 

@@ -13,8 +13,9 @@ from murmur.configs import presets
 from murmur.configs.presets import names as names
 from murmur.protocol.cluster import ClusterSpec, build_cluster
 from murmur.protocol.errors import ConfigError
+from murmur.protocol.fields import fault_lines
 from murmur.protocol.run import Amendment, Run
-from murmur.protocol.spec import RunSpec, fault_lines
+from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import PeerId, hotkey
 
 NO_DATA = "00" * 32

@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from murmur.protocol.errors import ConfigError, InvalidMessage
-from murmur.protocol.fields import Count, Decay, DigestField, PeerIdField, Positive, Rate, Share, Table
+from murmur.protocol.fields import Count, Decay, DigestField, PeerIdField, Positive, Rate, Share, Table, fault_lines
 from murmur.protocol.layout import DenseLayout, Layout
 from murmur.protocol.messages import KEY_BYTES, encode_document, link_of, parse_document, parse_json
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.run import changed
-from murmur.protocol.spec import Exchange, OuterSpec, TrainingSpec, fault_lines
+from murmur.protocol.spec import Exchange, OuterSpec, TrainingSpec
 from murmur.protocol.types import MAX_UIDS, Digest, PeerId, Selection
 
 GROUP = PeerId(bytes(32))

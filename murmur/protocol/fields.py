@@ -3,7 +3,7 @@
 from hashlib import sha256
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 from murmur.protocol.messages import canonical_json
 from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId
@@ -56,3 +56,13 @@ class Published(Table):
     @property
     def digest(self) -> Digest:
         return Digest(sha256(self.to_bytes()).digest())
+
+
+def fault_lines(fault: ValidationError) -> str:
+    """Return one indented line per fault: where, what is wrong. Input values are left out: they may be secrets. Names
+    of fields may be another node's: they are shown, but never as line breaks or control characters."""
+    lines = []
+    for error in fault.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(ascii(str(part)[:80])[1:-1] for part in error["loc"]) or "(whole)"
+        lines.append(f"  {where}: {error['msg'].removeprefix('Value error, ')}")
+    return "\n".join(lines)

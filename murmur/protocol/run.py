@@ -12,10 +12,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from murmur.protocol.clock import Clock
 from murmur.protocol.errors import ConfigError, InvalidMessage
-from murmur.protocol.fields import Count, HexDigest, Positive, Published
+from murmur.protocol.fields import Count, HexDigest, Positive, Published, fault_lines
 from murmur.protocol.layout import Layout
 from murmur.protocol.messages import parse_json
-from murmur.protocol.spec import RunSpec, TrainingSpec, build, fault_lines
+from murmur.protocol.spec import RunSpec, TrainingSpec, build
 from murmur.protocol.types import Digest
 
 

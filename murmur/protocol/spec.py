@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from murmur.protocol.clock import Clock
 from murmur.protocol.errors import ConfigError, InvalidMessage
-from murmur.protocol.fields import Count, Decay, HexDigest, Positive, Published, Rate, Share, Table
+from murmur.protocol.fields import Count, Decay, HexDigest, Positive, Published, Rate, Share, Table, fault_lines
 from murmur.protocol.layout import CHUNK, Layout, TraceShape
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_json
 from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
@@ -185,7 +185,7 @@ class GauntletSpec(Table):
 
     `trace_values`: how many gradients, and as many changes of weights, a payload shows of its inner steps, so that
     validators can repeat and compare them (docs/protocol.md section 3). It is fixed for the whole run. 0: work is not
-    verified.
+    verified. `verifications`: how many miners' steps a validator draws to repeat in each round.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -211,6 +211,7 @@ class GauntletSpec(Table):
     weight_rounds: Positive = 1
     burn_share: Share = 0.0
     trace_values: Annotated[int, Field(ge=0, le=1 << 26)] = 0
+    verifications: Annotated[int, Field(ge=1, le=64)] = 1
 
     @property
     def remembered_rounds(self) -> int:
@@ -447,13 +448,3 @@ def build(table: Mapping[str, Any], source: str) -> RunSpec:
         return RunSpec.model_validate(table)
     except ValidationError as fault:
         raise ConfigError(f"{source} is not a valid run spec:\n" + fault_lines(fault)) from None
-
-
-def fault_lines(fault: ValidationError) -> str:
-    """Return one indented line per fault: where, what is wrong. Input values are left out: they may be secrets. Names
-    of fields may be another node's: they are shown, but never as line breaks or control characters."""
-    lines = []
-    for error in fault.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(ascii(str(part)[:80])[1:-1] for part in error["loc"]) or "(whole)"
-        lines.append(f"  {where}: {error['msg'].removeprefix('Value error, ')}")
-    return "\n".join(lines)

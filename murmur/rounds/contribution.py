@@ -24,7 +24,7 @@ from murmur.protocol.types import Digest, Page
 from murmur.training.inner import InnerReport, Stopped
 from murmur.training.loader import sequences
 from murmur.training.meter import Reading
-from murmur.training.replica import TraceOf
+from murmur.training.recorder import TraceOf
 from sparseloco import wire
 from sparseloco.floats import NonFinite
 from sparseloco.trace import Trace
@@ -248,7 +248,7 @@ class Training:
         self, work: RoundWork, round: int, pages: Sequence[Page], inner: InnerSpec, trace_of: TraceOf | None
     ) -> None:
         self._work, self._inner, self.round, self._trace_of = work, inner, round, trace_of
-        self._batch = sequences(work.shards.train, pages, work.state.first.model.context)
+        self.text = sequences(work.shards.train, pages, work.state.first.model.context)
         self._meter = work.state.replica.meter(inner, self._show)
         self.report = InnerReport((), 0, 0)
         self.seconds = 0.0
@@ -259,7 +259,7 @@ class Training:
         state = self._work.state
         with state.timeline.begin("compute") as watch:
             self.report = state.replica.inner_round(
-                self._batch,
+                self.text,
                 inner=self._inner,
                 on_step=self._meter,
                 stopped=stopped,

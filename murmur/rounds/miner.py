@@ -26,7 +26,7 @@ from murmur.protocol.types import Commitment, Page
 from murmur.rounds.contribution import Diverged, RoundWork
 from murmur.rounds.outcome import Outcomes
 from murmur.rounds.repair_answers import RepairAnswers
-from murmur.training.replica import TraceOf
+from murmur.training.recorder import TraceOf
 from sparseloco.update import Update
 from storage.exchange import cached, publish
 from storage.mirror import Mirror

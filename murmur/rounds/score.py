@@ -15,6 +15,7 @@ from gauntlet.judge import Judge, Model
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.report import Paid, round_report
 from gauntlet.selection import Ranking, in_order
+from gauntlet.verification import Repetition
 from murmur.data.shards import Shards
 from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import open_threads
@@ -174,12 +175,13 @@ class Scores:
         evaluations: Mapping[PeerId, Evaluation],
         decision: Agreed,
         found: Mapping[PeerId, float],
+        repetitions: Mapping[PeerId, tuple[Repetition, ...]],
     ) -> RoundOutcome:
-        """Return what the round taught. `found`: the result of `progress`."""
+        """Return what the round taught. `found`: the result of `progress`. repetitions: of steps of rounds before."""
         committed = who_committed(at_commit, round, self.node.clock.commit_deadline(round))
         named = decision.selection.contributing if decision.selection else ()
         selected = [peer for peer, _ in named]
-        return self.judge(round).outcome(checked, committed, evaluations, selected, found)
+        return self.judge(round).outcome(checked, committed, evaluations, selected, found, repetitions)
 
     def fold(self, outcome: RoundOutcome) -> None:
         """Fold the round into the book and save it: ratings survive anything from here on."""

@@ -4,6 +4,7 @@
 """
 
 from collections import Counter
+from dataclasses import replace
 
 from loguru import logger
 
@@ -21,12 +22,13 @@ from murmur.rounds.copies import ValidatorCopies
 from murmur.rounds.pay import Pay
 from murmur.rounds.retention import Retention
 from murmur.rounds.score import Scores
+from murmur.rounds.verify import Verifier
 from murmur.rounds.votes import Votes
 from storage.mirror import Mirror
 
 
 class Validator:
-    """One validator's rounds on a node. The five parts are class attributes, so that a dishonest validator can replace
+    """One validator's rounds on a node. The six parts are class attributes, so that a dishonest validator can replace
     one."""
 
     collecting: type[Collector] = Collector
@@ -34,6 +36,7 @@ class Validator:
     voting: type[Votes] = Votes
     paying: type[Pay] = Pay
     keeping: type[Retention] = Retention
+    verifying: type[Verifier] = Verifier
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node = node
@@ -44,6 +47,7 @@ class Validator:
         self.votes = self.voting(node, self.scores, self.copies)
         self.pay = self.paying(node)
         self.keeper = self.keeping(node, shards, mirror)
+        self.verifier = self.verifying(node, shards)
         node.before_apply = self.keeper.publish_link
 
     def run(self) -> None:
@@ -90,6 +94,7 @@ class Validator:
         if node.state.saved.round != round:
             return  # catch-up went further: `round` is over
         node.look_around(round, validates=True)
+        self.verifier.work(round)
         seen = self.collector.look(round, scores.book)
         at_commit, gathered = seen.at_commit, seen.gathered
         votes.ask(round, at_commit, gathered)
@@ -106,11 +111,16 @@ class Validator:
         pay.read_back()
         before, paid = scores.book, None
         if before.round < round:  # otherwise it was folded before a restart, and judged by another book
-            outcome = scores.outcome(round, at_commit, checked, evaluations, decision, progress)
+            repetitions = self.verifier.take()
+            outcome = scores.outcome(round, at_commit, checked, evaluations, decision, progress, repetitions)
             if unobserved is None:
                 scores.fold(outcome)
                 paid = pay.pay(round, scores.book, ranking)
+                repeated = {peer: record.repeated for peer, record in scores.book.peers.items()}
+                self.verifier.draw(round, checked, ranking, repeated)
             else:
+                self.verifier.give_back(repetitions)
+                outcome = replace(outcome, repetitions={})
                 scores.pass_over(unobserved)
                 paid = pay.nothing()
             scores.report(outcome, seen, ranking, before, paid, unobserved)

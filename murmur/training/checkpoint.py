@@ -27,9 +27,11 @@ from torch import Tensor
 from murmur.data.shards import Fetch
 from murmur.files import whole
 from murmur.protocol.errors import CheckpointCorrupt, InvalidMessage
+from murmur.protocol.layout import Layout
 from murmur.protocol.messages import U32, Hex32, Shape, canonical_json, from_hex, parse_as
 from murmur.protocol.types import Digest
 from murmur.training.sizes import FILE_BYTES
+from sparseloco.outer import OuterState
 
 Shapes = Mapping[str, tuple[int, ...]]
 S = TypeVar("S")
@@ -305,3 +307,25 @@ def _write(
             file.write(piece)
         size = file.tell()
     return Digest(hashed.digest()), size
+
+
+def parse_outer(facts: Mapping[str, Any], layout: Layout) -> OuterState:
+    """Return the outer state from a checkpoint's facts. Raises CheckpointCorrupt."""
+    try:
+        rounds, averages = facts["rounds"], facts["averages"]
+        values = [float.fromhex(text) for text in [*averages, facts["whole"]]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise CheckpointCorrupt("a checkpoint's outer state is malformed") from None
+    in_range = all(0.0 <= value < float("inf") for value in values)
+    if type(rounds) is not int or not 0 <= rounds < 1 << 32 or len(values) != len(layout.tensors) + 1 or not in_range:
+        raise CheckpointCorrupt("a checkpoint's outer state does not belong to this layout")
+    return OuterState(rounds, tuple(values[:-1]), values[-1])
+
+
+def require_shapes(tensors: Mapping[str, Tensor], shapes: Shapes) -> None:
+    """Raise CheckpointCorrupt for other names, shapes or dtypes than fp32."""
+    if tensors.keys() != shapes.keys():
+        raise CheckpointCorrupt("saved state has other tensors than this model")
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape or tensors[name].dtype != torch.float32:
+            raise CheckpointCorrupt(f"saved tensor {name!r} is not fp32 of shape {shape}")

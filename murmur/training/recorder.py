@@ -1,16 +1,31 @@
 """Record a round's inner steps at some places of the model, for its trace (sparseloco/trace.py)."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
 from murmur.protocol.layout import Layout
+from murmur.protocol.types import Digest, PeerId
 from murmur.training.parallel import Ranks, local
 from sparseloco.trace import Places, Trace
 
 GRADIENTS, MOVES = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOf:
+    """What a trace's places are drawn from: run, hash of the round's page block, and hotkey. `places`: how many."""
+
+    run: Digest
+    page_hash: Digest
+    peer: PeerId
+    places: int
+
+    def words(self) -> list[str]:
+        return [self.run.hex(), self.page_hash.hex(), self.peer.hex(), str(self.places)]
 
 
 class Recorder:

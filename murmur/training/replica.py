@@ -8,8 +8,7 @@ own. No network, no files. Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; d
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,13 +17,14 @@ from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.layout import DenseLayout, Layout
 from murmur.protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from murmur.protocol.types import Digest, PeerId
-from murmur.training.checkpoint import Shapes, TensorState
+from murmur.training.checkpoint import Shapes, TensorState, parse_outer, require_shapes
 from murmur.training.host import copy
 from murmur.training.inner import NOTHING_DONE, InnerReport, OnStep, Stopped, never
 from murmur.training.meter import Meter, Reading
 from murmur.training.model import Transformer, initialise
 from murmur.training.optimizer import carried_shapes
 from murmur.training.parallel import ALONE, Ranks, open_together
+from murmur.training.recorder import TraceOf
 from murmur.training.trainer import ENDS, RECORDS, TOKENS, Trainer, split_name
 from sparseloco import ops
 from sparseloco.dense import DenseUpdate
@@ -40,19 +40,6 @@ ERROR = "error/"
 VELOCITY = "velocity/"
 _VELOCITY = "velocity"
 """The area of the outer step's momentum."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceOf:
-    """What a trace's places are drawn from: run, hash of the round's page block, and hotkey. `places`: how many."""
-
-    run: Digest
-    page_hash: Digest
-    peer: PeerId
-    places: int
-
-    def words(self) -> list[str]:
-        return [self.run.hex(), self.page_hash.hex(), self.peer.hex(), str(self.places)]
 
 
 def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
@@ -162,6 +149,48 @@ class Replica:
     def trace(self) -> Trace:
         """Return the trace of the inner steps that were made and not yet compressed."""
         return self._trainer.trace(steps=self._done.steps)
+
+    def repeat(
+        self,
+        sequences: Tensor,
+        *,
+        inner: InnerSpec,
+        rounds: int,
+        first_step: int,
+        trace_of: TraceOf,
+        on_step: OnStep,
+        stopped: Stopped,
+        split: bool = False,
+    ) -> Trace | None:
+        """Take another miner's inner steps from the theta at which a round began; return their trace, None when they
+        were stopped. The module's weights are theta again after it.
+
+        - inner: the constants in force in that round, with as many steps as are repeated.
+        - rounds: the non-void rounds before that round: all so far, or one less. Raises ValueError if that theta is not
+          here any more. first_step: the first one on the run's schedule.
+        - split: whether sequences go one by one, which rounds otherwise than the micro-batch of this device.
+        """
+        if rounds != self.outer.rounds and (self._before is None or rounds != self._before[0].rounds):
+            raise ValueError(f"theta after {rounds} rounds is not here any more")
+        self.reset()
+        self._tokens(sequences)
+        self._at_theta = False
+        try:
+            self._trainer.load(area=self._theta if rounds == self.outer.rounds else self._spare)
+            self._trainer.on_step, self._trainer.stopped = on_step, stopped
+            report = self._trainer.inner_round(
+                inner=inner.model_dump(),
+                first_step=first_step,
+                num_sequences=len(sequences),
+                trace_of=trace_of.words(),
+                split=split,
+            )
+            done = report.steps == inner.steps
+            return self._trainer.trace(steps=report.steps) if done else None
+        finally:
+            if self._trainer.ranks.in_step:
+                self._trainer.forget_steps()
+                self.reset()
 
     @property
     def steps(self) -> int:
@@ -345,7 +374,7 @@ class Replica:
         """Load another consensus state. Raises CheckpointCorrupt when it does not fit this layout. The caller checks by
         `digest` whether it is the run's."""
         outer, shapes = parse_outer(saved.facts, self.layout), self.spec.model.shapes()
-        _require_shapes(saved.tensors, {**shapes, **self.velocity_shapes()} if outer.rounds else shapes)
+        require_shapes(saved.tensors, {**shapes, **self.velocity_shapes()} if outer.rounds else shapes)
         self.outer = outer
         copy(self.theta, saved.tensors)
         for name, tensor in (self._velocity() or {}).items():
@@ -371,7 +400,7 @@ class Replica:
 
     def load_own(self, saved: TensorState) -> None:
         """Load the state of `own_state`. Raises CheckpointCorrupt."""
-        _require_shapes(saved.tensors, self.own_shapes())
+        require_shapes(saved.tensors, self.own_shapes())
         num_steps = saved.facts.get("adam_steps")
         if type(num_steps) is not int or num_steps < 0:
             raise CheckpointCorrupt("saved optimizer state lacks its number of steps")
@@ -410,28 +439,6 @@ class Replica:
             self.reset()
 
 
-def parse_outer(facts: Mapping[str, Any], layout: Layout) -> OuterState:
-    """Return the outer state from a checkpoint's facts. Raises CheckpointCorrupt."""
-    try:
-        rounds, averages = facts["rounds"], facts["averages"]
-        values = [float.fromhex(text) for text in [*averages, facts["whole"]]]
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise CheckpointCorrupt("a checkpoint's outer state is malformed") from None
-    in_range = all(0.0 <= value < float("inf") for value in values)
-    if type(rounds) is not int or not 0 <= rounds < 1 << 32 or len(values) != len(layout.tensors) + 1 or not in_range:
-        raise CheckpointCorrupt("a checkpoint's outer state does not belong to this layout")
-    return OuterState(rounds, tuple(values[:-1]), values[-1])
-
-
 def _within(tensors: Mapping[str, Tensor], spans: Mapping[str, slice]) -> dict[str, Tensor]:
     """Return these tensors' values within these spans, as views of one dimension."""
     return {name: tensors[name].view(-1)[span] for name, span in spans.items()}
-
-
-def _require_shapes(tensors: Mapping[str, Tensor], shapes: Shapes) -> None:
-    """Raise CheckpointCorrupt for other names, shapes or dtypes than fp32."""
-    if tensors.keys() != shapes.keys():
-        raise CheckpointCorrupt("saved state has other tensors than this model")
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape or tensors[name].dtype != torch.float32:
-            raise CheckpointCorrupt(f"saved tensor {name!r} is not fp32 of shape {shape}")

@@ -146,13 +146,15 @@ class Trainer:
         num_sequences: int,
         done: int = 0,
         trace_of: Sequence[str] | None = None,
+        split: bool = False,
     ) -> InnerReport:
         """Take H inner steps on the first H * batch sequences in the area TOKENS, the first `done` of which were
         already made; the weights become theta_r.
 
         trace_of: run, page block's hash and hotkey, in hex, and how many places of the round's trace they draw; None:
-        it has none. The micro-batch is found before the first step. Raises ConfigError when the device has too little
-        memory.
+        it has none. split: sequences go one by one, which rounds otherwise.
+
+        The micro-batch is found before the first step. Raises ConfigError when the device has too little memory.
         """
         spec, fitting = InnerSpec.model_validate(inner), self._fitting()
         if spec.state == "fresh" and not done:
@@ -167,7 +169,7 @@ class Trainer:
             first_step=first_step,
             done=done,
             ranks=self.ranks,
-            micro_sequences=fitting.micro_sequences,
+            micro_sequences=1 if split else fitting.micro_sequences,
             recompute=fitting.recompute,
             recorder=self._recorder,
             on_step=self.on_step,
@@ -177,6 +179,12 @@ class Trainer:
     def _recording(self, steps: int, run: str, page_hash: str, peer: str, count: str) -> Recorder:
         of = Digest(bytes.fromhex(run)), Digest(bytes.fromhex(page_hash)), PeerId(bytes.fromhex(peer))
         return Recorder(self._parameters, places(*of, self.layout, int(count)), self.layout, steps, self.ranks)
+
+    @together
+    def forget_steps(self) -> None:
+        """Free the optimizer's state, and what was recorded."""
+        self._optimizer.state.clear()
+        self._recorder = None
 
     @together
     def trace(self, *, steps: int) -> Trace:

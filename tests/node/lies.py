@@ -13,7 +13,8 @@ from murmur.protocol.messages import ENVELOPE_BYTES, encode_selection, link_of
 from murmur.protocol.types import Digest, PeerId, Selection, StateRef, Vote
 from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
-from murmur.training.replica import Replica, genesis_theta, parse_outer
+from murmur.training.checkpoint import parse_outer
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.digest import theta_digest
 from tests.network import FakeNetwork, saved_state
 

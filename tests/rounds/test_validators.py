@@ -10,7 +10,7 @@ from murmur.protocol import keys
 from murmur.protocol.types import Digest, Vote
 from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
-from murmur.training.replica import parse_outer
+from murmur.training.checkpoint import parse_outer
 from sparseloco.digest import theta_digest
 from tests.network import FakeNetwork, saved_state, with_parts
 from tests.small_run import OWNER

@@ -11,10 +11,10 @@ from murmur.data.shards import Shards
 from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, Page, PeerId
-from murmur.training.checkpoint import TensorState, load, save
+from murmur.training.checkpoint import TensorState, load, parse_outer, save
 from murmur.training.evaluate import held_out_loss, held_out_sequences
 from murmur.training.loader import sequences
-from murmur.training.replica import Replica, genesis_theta, parse_outer
+from murmur.training.replica import Replica, genesis_theta
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState

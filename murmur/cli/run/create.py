@@ -26,9 +26,10 @@ from murmur.owner.theta import make_theta
 from murmur.plan.network import planned, refusals
 from murmur.plan.timetable import duration
 from murmur.protocol.errors import ChainError, ConfigError
+from murmur.protocol.fields import fault_lines
 from murmur.protocol.ports import Chain
 from murmur.protocol.run import Amendment, Run
-from murmur.protocol.spec import RunSpec, build, fault_lines
+from murmur.protocol.spec import RunSpec, build
 from murmur.protocol.types import Peer, hotkey
 from murmur.training.parallel import Ranks
 

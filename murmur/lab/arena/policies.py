@@ -104,7 +104,7 @@ class Ours:
         guides = judge.guides(checked.twins, ranking.contributing, round.uids)
         measured = judge.measured(guides, round.uids)
         progress = judge.progress(measured, self._sketches(measured), guides, checked.passed)
-        self.book = judge.fold(judge.outcome(checked, checked.committed, evaluations, contributing, progress))
+        self.book = judge.fold(judge.outcome(checked, checked.committed, evaluations, contributing, progress, {}))
         known = {**self.records, **checked.remember}
         self.records = {past: known[past] for past in self.book.remembered}
         return set(evaluations)

@@ -13,5 +13,6 @@ FAULTS = {
     "copycat": "re-posts another's payload of the round before: COPY",
     "noise": "random content at an honest norm: out by score",
     "lazy": "trains on pages that it was not assigned: out by proof",
+    "thin": "trains on a quarter of its sequences: unpaid once its steps were repeated",
 }
 """kind -> behaviour: outcome."""

@@ -22,9 +22,12 @@ from murmur.node.state.saved import SealedRound
 from murmur.protocol.assignment import Draw, page_at
 from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.messages import ENVELOPE_BYTES
+from murmur.protocol.spec import InnerSpec
 from murmur.protocol.types import SIGNATURE_BYTES, Commitment, Page
 from murmur.rounds import start_miner
+from murmur.rounds.contribution import Training
 from murmur.rounds.miner import Miner
+from murmur.training.recorder import TraceOf
 from sparseloco import ops
 from sparseloco.update import Update
 
@@ -166,6 +169,26 @@ class Lazy(Miner):
         return tuple(page_at(index, spec.page_tokens) for index in chosen)
 
 
+class Thin(Miner):
+    """Trains each step on a quarter of its sequences, and sends and shows the result as the whole step."""
+
+    def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
+        super().__init__(node, shards, speculates=speculates)
+        honest = self.work.training
+
+        def training(round: int, pages: Sequence[Page], inner: InnerSpec, trace_of: TraceOf | None = None) -> Training:
+            found = honest(round, pages, inner, trace_of)
+            kept = max(1, inner.sequences // 4)
+            steps = found.text[: inner.steps * inner.sequences].view(inner.steps, inner.sequences, -1)[:, :kept]
+            # The same gradient as of the quarter alone: what is left out would be the profit.
+            found.text = (
+                steps.repeat(1, -(-inner.sequences // kept), 1)[:, : inner.sequences].flatten(0, 1).contiguous()
+            )
+            return found
+
+        vars(self.work)["training"] = training
+
+
 KINDS: Mapping[str, type[Miner]] = {
     "garbage": Garbage,
     "wrongkey": WrongKey,
@@ -179,6 +202,7 @@ KINDS: Mapping[str, type[Miner]] = {
     "copycat": Copycat,
     "noise": Noise,
     "lazy": Lazy,
+    "thin": Thin,
 }
 
 

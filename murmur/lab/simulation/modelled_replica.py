@@ -22,7 +22,8 @@ from murmur.protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from murmur.protocol.types import Digest, PeerId
 from murmur.training.inner import InnerReport, OnStep, Stopped, never
 from murmur.training.parallel import Ranks
-from murmur.training.replica import Replica, TraceOf
+from murmur.training.recorder import TraceOf
+from murmur.training.replica import Replica
 from murmur.training.trainer import RECORDS, Trainer
 from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values

@@ -27,7 +27,7 @@ from murmur.node.config.settings_sources import (
     variable_of,
 )
 from murmur.protocol.errors import ConfigError, DiskFull
-from murmur.protocol.spec import fault_lines
+from murmur.protocol.fields import fault_lines
 
 _KEY = "access_key", "secret_key"
 READ_KEY = " and ".join(variable_of(f"bucket.read_{part}") for part in _KEY)

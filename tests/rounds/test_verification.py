@@ -1,0 +1,103 @@
+"""Verified work in a network: validators repeat miners' steps, and pay for what they find."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gauntlet.book import PeerRecord
+from murmur.lab.localnet.faults import Thin
+from murmur.protocol.types import hotkey
+from murmur.rounds.miner import Miner
+from tests.network import FakeNetwork
+
+Networks = Callable[..., FakeNetwork]
+TRACED = {"trace_values": 2 * 64, "verifications": 2}
+
+
+def record(network: FakeNetwork, validator: str, miner: str) -> PeerRecord:
+    program = network[validator].program
+    return program.scores.book.peers[network[miner].peer]  # type: ignore[union-attr]
+
+
+def verified(network: FakeNetwork, validator: str, miner: str) -> list[dict[str, Any]]:
+    return [e for e in network[validator].events("verified") if e["peer"] == hotkey(network[miner].peer)]
+
+
+def last_weights(network: FakeNetwork, validator: str) -> dict[str, float]:
+    shares = network[validator].events("weights")[-1]["weights"]
+    uids = {str(peer.uid): peer.id for peer in network.world.pending_peers}
+    names = {member.peer: name for name, member in network.members.items()}
+    return {names.get(uids[uid], "owner"): share for uid, share in shares.items()}
+
+
+def test_honest_steps_are_repeated_bit_for_bit_and_paid_alike(networks: Networks) -> None:
+    network = networks(miners=3, validators={"one": 100, "two": 99}, **TRACED)
+    network.start()
+    network.run_until(12)
+    network.assert_agreement()
+    for validator in ("one", "two"):
+        for miner in ("miner-1", "miner-2", "miner-3"):
+            found = verified(network, validator, miner)
+            assert len(found) >= 3
+            assert all(one["passed"] and one["declared"] == 2 for one in found)
+            known = record(network, validator, miner)
+            assert known.repeated == len(found) or known.repeated == len(found) - 1, "the last is not folded yet"
+            assert known.unproven == 0
+            assert known.work == pytest.approx(1 - 0.75**known.repeated)
+    shares = last_weights(network, "one")
+    assert max(shares.values()) < 2 * min(shares.values())
+
+
+def test_a_thin_miner_is_found_and_earns_nothing(networks: Networks) -> None:
+    network = networks(miners=3, validators={"one": 100}, **TRACED)
+    network.start("one", "miner-1", "miner-2")
+    network.start("miner-3", role=Thin)
+    network.run_until(12)
+    network.assert_agreement()
+    found = verified(network, "one", "miner-3")
+    assert found
+    assert not any(one["passed"] for one in found)
+    assert record(network, "one", "miner-3").work == 0.0
+    assert record(network, "one", "miner-1").work > 0.5
+    assert set(last_weights(network, "one")) == {"miner-1", "miner-2"}
+
+
+def test_a_miner_that_has_time_for_half_of_the_steps_declares_them_and_is_paid_half(networks: Networks) -> None:
+    class Slow(Miner):
+        """Has to send after its first step."""
+
+        def train(self, round: int, pages: Any) -> None:
+            self.sending_seconds = 1e9
+            super().train(round, pages)
+
+    network = networks(miners=3, validators={"one": 100}, **TRACED)
+    network.start("one", "miner-1", "miner-2")
+    network.start("miner-3", role=Slow)
+    network.run_until(14)
+    network.assert_agreement()
+    found = verified(network, "one", "miner-3")
+    assert found
+    assert all(one["passed"] and one["declared"] == 1 for one in found)
+    known = record(network, "one", "miner-3")
+    assert known.work == pytest.approx(0.5 * (1 - 0.75**known.repeated))
+
+
+def test_a_run_without_traces_repeats_nothing(networks: Networks) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(4)
+    assert network["validator"].events("verified") == network["validator"].events("unverified") == []
+
+
+def test_a_validator_that_is_killed_loses_its_open_repetitions_and_no_more(networks: Networks) -> None:
+    network = networks(miners=3, validators={"one": 100, "two": 99}, **TRACED)
+    network.start()
+    network.run_until(5)
+    before = record(network, "one", "miner-1").repeated
+    network.kill("one")
+    network.start("one")
+    network.run_until(10)
+    network.assert_agreement()
+    assert record(network, "one", "miner-1").repeated >= before
+    assert all(one["passed"] for one in network["one"].events("verified"))
