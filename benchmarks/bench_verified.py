@@ -22,8 +22,9 @@ from tiny_spec import spec_with, word
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gauntlet import verification
-from gauntlet.verification import Repetition, compare
+from gauntlet import repetition
+from gauntlet.repetition import Repetition
+from gauntlet.verification import compare
 from murmur.data.shards import Shards
 from murmur.lab.localnet.training_text import text_data
 from murmur.protocol.assignment import assigned
@@ -293,8 +294,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    limits = (verification.TYPICAL_MOVE, verification.LARGEST_MOVE)
-    limits += (verification.TYPICAL_GRADIENT, verification.LARGEST_GRADIENT)
+    limits = (repetition.TYPICAL_MOVE, repetition.LARGEST_MOVE)
+    limits += (repetition.TYPICAL_GRADIENT, repetition.LARGEST_GRADIENT)
     for found in rounds(options.rounds, options.steps, options.seed):
         for one in measure(found, list(HONEST), list(CHEATS)):
             said(json.dumps(one | {"steps": options.steps, "seed": options.seed}) if options.json else told(one))

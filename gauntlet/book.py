@@ -14,8 +14,8 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
 from gauntlet.remembered import Remembered
+from gauntlet.repetition import Repetition, work_after
 from gauntlet.shapes import BookShape
-from gauntlet.verification import Repetition, work_after
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.messages import canonical_json, from_hex, parse_as
 from murmur.protocol.spec import PROGRESS_ROUNDS, GauntletSpec

@@ -11,10 +11,10 @@ from gauntlet.evaluation import Evaluation, Samples
 from gauntlet.loss import Losses, bounded, evaluate
 from gauntlet.progress import MEASURED_VALUES, progress, shown
 from gauntlet.remembered import Remembered, compared, guides, looked_at
+from gauntlet.repetition import Repetition
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
-from gauntlet.verification import Repetition
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId
 from sparseloco.outer import OuterState

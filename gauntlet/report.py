@@ -14,9 +14,9 @@ from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, from_bo
 from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
 from gauntlet.remembered import Remembered
+from gauntlet.repetition import NOTHING_ALIKE, Repetition
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.shapes import ReportShape
-from gauntlet.verification import NOTHING_ALIKE, Repetition
 from gauntlet.weights import worth
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.messages import from_hex, parse_as

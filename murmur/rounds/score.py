@@ -13,9 +13,9 @@ from gauntlet.commitment import is_judged, who_committed
 from gauntlet.evaluation import Evaluation
 from gauntlet.judge import Judge, Model
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
+from gauntlet.repetition import Repetition
 from gauntlet.report import Paid, round_report
 from gauntlet.selection import Ranking, in_order
-from gauntlet.verification import Repetition
 from murmur.data.shards import Shards
 from murmur.node.fetch.concurrency import parallel_map
 from murmur.node.fetch.opening import open_threads

@@ -12,8 +12,9 @@ from loguru import logger
 from torch import Tensor
 
 from gauntlet.checks import Checked
+from gauntlet.repetition import Repetition
 from gauntlet.selection import Ranking
-from gauntlet.verification import Repetition, Task, compare, draw
+from gauntlet.verification import Task, compare, draw
 from murmur.data.shards import Shards
 from murmur.node.node import Node
 from murmur.node.telemetry.events import round_seconds

@@ -69,6 +69,14 @@ def autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
+def _move(optimizer: torch.optim.Optimizer, recorder: Recorder | None, step: int) -> None:
+    if recorder is not None:
+        recorder.before(step)
+    optimizer.step()
+    if recorder is not None:
+        recorder.after(step)
+
+
 def inner_round(
     model: Transformer,
     optimizer: torch.optim.Optimizer,
@@ -120,11 +128,7 @@ def inner_round(
         loss = ranks.mean(loss)
         norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip))
         if isfinite(float(norm)):
-            if recorder is not None:
-                recorder.before(step)
-            optimizer.step()
-            if recorder is not None:
-                recorder.after(step)
+            _move(optimizer, recorder, step)
         else:
             skipped += 1
         losses.append(loss)

@@ -1,0 +1,46 @@
+"""What a validator found when it repeated a miner's inner steps (gauntlet/verification.py), and what that says of the
+miner's work."""
+
+from dataclasses import dataclass
+from statistics import median
+
+TYPICAL_MOVE, LARGEST_MOVE = 0.2, 0.35
+TYPICAL_GRADIENT, LARGEST_GRADIENT = 0.08, 0.25
+"""How far an honest execution's steps may be from ours: the median over the steps and the largest, relative distances
+of the weights' moves and of the clipped gradients. Muon makes every direction of a matrix equally large, so its moves
+differ more than its gradients (benchmarks/results/verified_2vcpu_2026-11-30.md)."""
+NOTHING_ALIKE = 2.0
+"""Most that a distance counts."""
+WORK_KEEPS = 0.75
+"""A repetition moves the work that a hotkey is known to do by a quarter of the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What was found of the steps of `round`, which has `steps`. `declared`: how many the trace shows. `moves`,
+    `gradients`: relative distances of the repeated ones, in order."""
+
+    round: int
+    steps: int
+    declared: int
+    moves: tuple[float, ...]
+    gradients: tuple[float, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether they are what an honest execution shows. One of no steps has not been looked at: it shows nothing."""
+        return (
+            bool(self.moves)
+            and median(self.moves) <= TYPICAL_MOVE
+            and max(self.moves) <= LARGEST_MOVE
+            and median(self.gradients) <= TYPICAL_GRADIENT
+            and max(self.gradients) <= LARGEST_GRADIENT
+        )
+
+
+def work_after(work: float, found: Repetition) -> float:
+    """Return the share of a round's work that a hotkey is known to do, after one more repetition: nothing after one
+    that failed. A miner that declares no step shows no work, and has not lied."""
+    if found.declared and not found.passed:
+        return 0.0
+    return WORK_KEEPS * work + (1.0 - WORK_KEEPS) * min(1.0, found.declared / found.steps)
