@@ -5,9 +5,17 @@ It comes from one validator's report alone: the validator's own claims, which an
 
 from collections.abc import Iterator
 from math import sqrt
+from statistics import median
 
 from gauntlet.average import error
 from gauntlet.book import PeerRecord, in_doubt, least_gap, least_score
+from gauntlet.repetition import (
+    LARGEST_GRADIENT,
+    LARGEST_MOVE,
+    TYPICAL_GRADIENT,
+    TYPICAL_MOVE,
+    Repetition,
+)
 from gauntlet.report import Report, ReportRow
 from gauntlet.selection import peer_score
 from gauntlet.weights import honest_progress, worth
@@ -55,6 +63,12 @@ OFTEN_ENOUGH = 0.9
 """A miner with a lower presence is advised about it; one missed round leaves a higher presence."""
 AWAY = "it contributes, but was not there in several of the last rounds, and its pay falls with their share: keep it "
 AWAY += "running, and see in its log what it missed them for"
+UNREPEATED = "wait: no step of it was repeated yet, and pay begins with the first that is as shown"
+UNSHOWN = (
+    "its steps were not what its payload shows, so its pay is 0: run the released miner unchanged, on the assigned "
+    "pages. Each repetition that passes brings a quarter of the rest back"
+)
+SLOW = "it is paid for the steps that it declares: a faster machine, or a better link, makes more of them in a round"
 NOT_JUDGED = "a miner that runs: see in its log, or by murmur status, why nothing of it was on chain at the commit "
 NOT_JUDGED += "deadline. A validator's hotkey, or the owner's, has nothing to do"
 
@@ -108,9 +122,21 @@ def advice(row: ReportRow, record: PeerRecord | None, spec: GauntletSpec) -> str
         return DOUBTED
     if record.gaps.value + 2 * gap_error(record, spec) < record.units.value:
         return WEAK
-    if worth(record) + 2 * worth_error(record, spec) < 1.0:
+    if spec.trace_values:
+        if (told := _work_advice(row, record)) is not None:
+            return told
+    elif worth(record) + 2 * worth_error(record, spec) < 1.0:
         return LESS
     return AWAY if record.presence < OFTEN_ENOUGH else CONTRIBUTING
+
+
+def _work_advice(row: ReportRow, record: PeerRecord) -> str | None:
+    """Return the advice where work is verified, None where its work is as it should be."""
+    if not record.repeated:
+        return UNREPEATED
+    if not record.work:
+        return UNSHOWN
+    return SLOW if any(one.declared < one.steps for one in row.repetitions) else None
 
 
 def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:
@@ -181,6 +207,7 @@ def _changes(row: ReportRow, before: PeerRecord | None, after: PeerRecord | None
         yield f"evaluated in this round: {losses}, gap {row.evaluation.gap:+.3f}"
     if row.progress is not None:
         yield f"what it sent in the round before showed in this one: progress {row.progress:+.4f}"
+    yield from map(repeated, row.repetitions)
     if after is None:
         yield "it has no record yet"
         return
@@ -200,16 +227,32 @@ def _changes(row: ReportRow, before: PeerRecord | None, after: PeerRecord | None
     )
 
 
+def repeated(found: Repetition) -> str:
+    """Return what a validator found when it repeated steps, with the numbers and their limits."""
+    told = f"of round {found.round} it declares {found.declared} of {found.steps} steps"
+    if not found.moves:
+        return told
+    moves = f"moves differ by {median(found.moves):.2f} (at most {max(found.moves):.2f})"
+    gradients = f"gradients by {median(found.gradients):.2f} ({max(found.gradients):.2f})"
+    verdict = "as shown" if found.passed else "not what it shows"
+    limits = f"allowed {TYPICAL_MOVE} ({LARGEST_MOVE}) and {TYPICAL_GRADIENT} ({LARGEST_GRADIENT})"
+    return f"{told}; the first {len(found.moves)} were repeated and are {verdict}: {moves}, {gradients}; {limits}"
+
+
 def _numbers(record: PeerRecord, spec: GauntletSpec) -> dict[str, str]:
     """Return the numbers of the book; measured ones with one standard error."""
     proof = "unknown"
     if record.proof is not None:
         proof = f"{record.proof:.2f} ± {gap_error(record, spec) / record.units.value:.2f}"
+    if spec.trace_values:
+        pay = {"work": f"{record.work:.2f} (repeated {record.repeated} times, {record.unproven} not as shown)"}
+    else:
+        pay = {"worth": f"{worth(record):.2f} ± {worth_error(record, spec):.2f}"}
     return {
         "PeerScore": f"{peer_score(record):.2f}",
         "rating": f"{record.rating.mu:.2f} ± {record.rating.sigma:.2f}",
         "proof": proof,
-        "worth": f"{worth(record):.2f} ± {worth_error(record, spec):.2f}",
+        **pay,
         "presence": f"{record.presence:.2f}",
         "penalty": f"{record.penalty:.2f}",
     }

@@ -277,6 +277,45 @@ def draw_sizes(view: View, folder: Path) -> list[str]:
     return names
 
 
+# --- 10 ------------------------------------------------------------------------------------------------------
+
+FRESH, KEPT = "Muon, fresh", "Muon, kept"
+
+
+def carried(view: View) -> Answer:
+    """Fresh Muon beside kept Muon, both at their own best rates; kept AdamW beside them."""
+    found = []
+    for panel, unit in (("main", "H"), ("H", "H"), ("sizes", "parameters")):
+        lines = view.lines(10, panel)
+        for fresh in [line for line in lines if line.label == FRESH]:
+            kept = next((line for line in lines if (line.label, line.x) == (KEPT, fresh.x)), None)
+            if kept is None or not (excess := view.excess(fresh, kept)):
+                continue
+            where = f"H = {fresh.x:.0f}" if unit == "H" else f"{(fresh.x or 0) / 1e6:.2f} M parameters"
+            rounds = fresh.runs[0].rounds
+            found.append(
+                f"{where}, {rounds} rounds: fresh {told(view.finals(fresh))}, kept {told(view.finals(kept))}: "
+                f"{told(excess, 1, sign=True, unit=' %')}, {verdict(excess)}."
+            )
+    found += [
+        f"AdamW, kept: {told(view.finals(line))}." for line in view.lines(10, "main") if line.label == "AdamW, kept"
+    ]
+    return found
+
+
+def draw_carried(view: View, folder: Path) -> list[str]:
+    found = [view.curve(line) for line in view.lines(10, "main")]
+    if not found:
+        return []
+
+    def draw(axes: Sequence[figures.Axes]) -> None:
+        figures.curves(axes[0], found, "tokens")
+        axes[0].legend()
+
+    figures.saved(folder / "claim_10.svg", 1, draw)
+    return ["claim_10.svg"]
+
+
 # --- 6 -------------------------------------------------------------------------------------------------------
 
 

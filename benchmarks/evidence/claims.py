@@ -1,4 +1,4 @@
-"""The nine claims: what is asked, who answers, what the papers say, and what the answer does not show."""
+"""The ten claims: what is asked, who answers, what the papers say, and what the answer does not show."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -118,5 +118,15 @@ CLAIMS = (
         "INTELLECT-1: 95.7, 85.6 and 83.0 % (one country, with Europe, the world).",
         "No large run has been made. An hour costs what eight GPUs cost: each part its minutes of that.",
         "python benchmarks/bench_links.py --json",
+    ),
+    Claim(
+        10,
+        "Rounds that anybody can repeat",
+        "What does it cost that a round begins without the miner's own optimizer state?",
+        answers.carried,
+        answers.draw_carried,
+        "None that we know of: published runs keep AdamW's averages from round to round, each miner its own.",
+        "Tiny models. Each state has its own best rates of seven trials as long as the runs, at H = 10; they fall as 1 / "
+        "width. AdamW's public form is not built. The corpus has another digest than the other claims'.",
     ),
 )

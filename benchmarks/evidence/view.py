@@ -1,7 +1,7 @@
 """The rows as figures and sentences want them: losses of the lines of a plan, seed by seed."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean, stdev
@@ -29,9 +29,10 @@ class View:
     def __init__(self, scale: Scale, rows: Sequence[Row]) -> None:
         self.scale = scale
         self.rows = {row["id"]: row for row in rows}
-        corpora = Counter(row["settings"]["corpus"] for row in rows if row["settings"]["kind"] == "training")
-        self.corpus = corpora.most_common(1)[0][0] if corpora else ""
-        self.plan = Plan(scale, self.corpus, self.rows)
+        self.corpus = _usual(row for row in rows if "state" not in row["settings"])
+        later = _usual(row for row in rows if "state" in row["settings"])
+        self.corpus = self.corpus or later
+        self.plan = Plan(scale, self.corpus, self.rows, later)
         self._lines = self.plan.lines()
 
     def lines(self, claim: int, panel: str) -> list[Line]:
@@ -103,6 +104,12 @@ class View:
 
     def core_hours(self) -> float:
         return sum(row["seconds"] for row in self.rows.values()) / 3600
+
+
+def _usual(rows: Iterable[Row]) -> str:
+    """The corpus that most of these rows are of; "" of none."""
+    corpora = Counter(row["settings"]["corpus"] for row in rows if row["settings"]["kind"] == "training")
+    return corpora.most_common(1)[0][0] if corpora else ""
 
 
 def told(values: Sequence[float], digits: int = 3, sign: bool = False, unit: str = "") -> str:

@@ -122,10 +122,8 @@ def inner_round(
                 total = (model.loss(micro, recompute) * weight).sum() * ranks.size / len(batch)
             torch.autograd.backward(total)
             totals.append(total.detach())
-        loss = 0.0
-        for total in totals:  # Only now: a value that the host waits for stalls the GPU's queue.
-            loss += float(total)
-        loss = ranks.mean(loss)
+        # Only now: a value that the host waits for stalls the GPU's queue.
+        loss = ranks.mean(sum(float(total) for total in totals))
         norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip))
         if isfinite(float(norm)):
             _move(optimizer, recorder, step)

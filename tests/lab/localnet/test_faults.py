@@ -36,7 +36,7 @@ def start(network: FakeNetwork, role: type[Miner]) -> None:
 
 def test_every_kind_that_the_command_offers_has_a_class_and_every_class_is_offered() -> None:
     assert list(KINDS) == list(FAULTS)
-    assert set(REASONS) == set(FAULTS) - {"noise", "lazy"}
+    assert set(REASONS) == set(FAULTS) - {"noise", "lazy", "thin"}
 
 
 @pytest.mark.parametrize("kind", sorted(REASONS))
