@@ -126,7 +126,7 @@ CLAIMS = (
         answers.carried,
         answers.draw_carried,
         "None that we know of: published runs keep AdamW's averages from round to round, each miner its own.",
-        "Tiny models. Each state has its own best rates of seven trials as long as the runs, at H = 10; they fall as 1 / "
-        "width. AdamW's public form is not built. The corpus has another digest than the other claims'.",
+        "Tiny models. Each state has its own best rates of seven trials as long as the runs, at H = 10; they fall as "
+        "1 / width. AdamW's public form is not built. The corpus has another digest than the other claims'.",
     ),
 )

@@ -1,0 +1,171 @@
+"""Verified work: whose steps are repeated, what is as shown, and what that earns."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gauntlet.book import PeerRecord
+from gauntlet.repetition import (
+    LARGEST_GRADIENT,
+    LARGEST_MOVE,
+    NOTHING_ALIKE,
+    TYPICAL_GRADIENT,
+    TYPICAL_MOVE,
+    Repetition,
+    work_after,
+)
+from gauntlet.verification import Task, compare, draw
+from gauntlet.weights import work
+from murmur.protocol.types import Digest, PeerId
+from sparseloco.trace import Trace
+
+RUN, BLOCK = Digest(bytes(32)), Digest(bytes(range(32)))
+ME = PeerId(bytes([99]) * 32)
+PEERS = [PeerId(bytes([number]) * 32) for number in range(1, 9)]
+
+
+def found(moves: list[float], gradients: list[float] | None = None, steps: int = 4, declared: int = 4) -> Repetition:
+    return Repetition(3, steps, declared, tuple(moves), tuple(gradients or [0.0] * len(moves)))
+
+
+# --- the draw ------------------------------------------------------------------------------------------------------
+
+
+def drawn(round: int, repeated: dict[PeerId, int] | None = None, count: int = 1) -> list[Task]:
+    return draw(RUN, BLOCK, round, ME, PEERS, repeated or dict.fromkeys(PEERS, 4), count)
+
+
+def test_each_is_drawn_as_often_and_shares_are_uniform() -> None:
+    tasks = [task for round in range(4000) for task in drawn(round)]
+    times = Counter(task.peer for task in tasks)
+    assert max(abs(times[peer] - 500) for peer in PEERS) < 5 * 500**0.5
+    assert fmean(task.share for task in tasks) == pytest.approx(0.5, abs=0.02)
+    assert all(0.0 < task.share <= 1.0 for task in tasks)
+
+
+def test_who_was_seldom_repeated_is_three_times_as_likely() -> None:
+    repeated = dict.fromkeys(PEERS, 4) | {PEERS[0]: 3}
+    times = Counter(task.peer for round in range(4000) for task in drawn(round, repeated))
+    assert times[PEERS[0]] == pytest.approx(4000 * 3 / 10, rel=0.1)
+    assert times[PEERS[1]] == pytest.approx(4000 / 10, rel=0.2)
+
+
+def test_several_are_different_ones_and_never_more_than_there_are() -> None:
+    assert len({task.peer for task in drawn(1, count=3)}) == 3
+    assert {task.peer for task in drawn(1, count=20)} == set(PEERS)
+    assert draw(RUN, BLOCK, 1, ME, [], {}, 2) == []
+
+
+def test_it_follows_from_the_block_the_round_and_the_validator_alone() -> None:
+    first = [drawn(round) for round in range(20)]
+    assert [draw(RUN, BLOCK, r, ME, PEERS[::-1], dict.fromkeys(PEERS, 4), 1) for r in range(20)] == first
+    other = PeerId(bytes([98]) * 32)
+    assert [draw(RUN, BLOCK, r, other, PEERS, dict.fromkeys(PEERS, 4), 1) for r in range(20)] != first
+
+
+@given(st.integers(1, 500), st.floats(min_value=1e-9, max_value=1.0))
+def test_a_share_is_at_least_one_step_and_at_most_all(declared: int, share: float) -> None:
+    assert 1 <= Task(ME, share).steps(declared) <= declared
+
+
+# --- what is as shown ----------------------------------------------------------------------------------------------
+
+
+def traced(seed: int, steps: int = 4) -> Trace:
+    values = np.random.default_rng(seed).standard_normal((2, steps, 50)).astype(np.float32)
+    return Trace(*values)
+
+
+def test_what_is_equal_is_as_shown_and_another_work_is_far_from_it() -> None:
+    own = traced(0)
+    assert compare(3, 4, own, own) == found([0.0] * 4)
+    other = compare(3, 4, traced(1), own)
+    assert min(other.moves) > 1.0
+    assert not other.passed
+
+
+def test_a_prefix_is_compared_with_the_beginning_and_nothing_with_nothing() -> None:
+    shown = traced(0)
+    own = Trace(shown.gradients[:2], shown.moves[:2])
+    assert compare(3, 4, shown, own) == found([0.0, 0.0])
+    still = Trace(np.zeros((1, 5), np.float32), np.zeros((1, 5), np.float32))
+    assert compare(3, 4, still, still).moves == (0.0,)
+    moved = Trace(still.gradients, still.moves + 1)
+    assert compare(3, 4, moved, still).moves == (NOTHING_ALIKE,)
+
+
+@pytest.mark.parametrize(
+    ("moves", "gradients", "passed"),
+    [
+        ([TYPICAL_MOVE] * 3 + [LARGEST_MOVE], None, True),
+        ([TYPICAL_MOVE + 0.01] * 4, None, False),
+        ([0.0, 0.0, 0.0, LARGEST_MOVE + 0.01], None, False),
+        ([0.0] * 4, [TYPICAL_GRADIENT + 0.01] * 4, False),
+        ([0.0] * 4, [0.0, 0.0, 0.0, LARGEST_GRADIENT + 0.01], False),
+        ([0.0] * 4, [TYPICAL_GRADIENT] * 3 + [LARGEST_GRADIENT], True),
+        ([], [], False),
+    ],
+)
+def test_the_middle_and_the_largest_are_bounded_of_both(
+    moves: list[float], gradients: list[float] | None, passed: bool
+) -> None:
+    assert found(moves, gradients).passed is passed
+
+
+# --- what it earns -------------------------------------------------------------------------------------------------
+
+
+def after(*repetitions: Repetition) -> float:
+    value = 0.0
+    for one in repetitions:
+        value = work_after(value, one)
+    return value
+
+
+def test_work_grows_by_a_quarter_of_the_rest_falls_to_nothing_and_follows_what_is_declared() -> None:
+    good, bad = found([0.0]), found([1.0])
+    half, none = found([0.0], declared=2), found([], declared=0)
+    assert [after(*[good] * times) for times in range(3)] == [0.0, 0.25, 0.4375]
+    assert after(*[good] * 9, bad) == 0.0
+    assert after(*[half] * 50) == pytest.approx(0.5)
+    assert after(*[good] * 50, none) == pytest.approx(0.75), "who declares nothing has not lied"
+
+
+def test_pay_is_linear_in_work_so_a_split_earns_nothing() -> None:
+    whole = PeerRecord(0, work=0.8, presence=0.9)
+    parts = [PeerRecord(0, work=0.8 / 4, presence=0.9)] * 4
+    assert sum(map(work, parts)) == pytest.approx(work(whole))
+
+
+# --- real executions -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[object]:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import bench_verified
+
+    yield bench_verified
+    sys.path.pop(0)
+
+
+@pytest.mark.check
+def test_honest_executions_are_within_half_of_the_limits_and_every_cheat_is_beyond_them(bench: object) -> None:
+    """What this machine can vary: the split, threads, compiled or not, bf16, attention; and what can be skipped."""
+    (played,) = bench.rounds([2], 20, 0)  # type: ignore[attr-defined]
+    honest = [name for name in bench.HONEST if "apart" not in name]  # type: ignore[attr-defined]
+    rows = list(bench.measure(played, honest, list(bench.CHEATS)))  # type: ignore[attr-defined]
+    assert {row["what"] for row in rows if row["passed"]} == set(honest)
+    for row in rows:
+        if row["kind"] == "honest":
+            assert row["moves"][0] <= TYPICAL_MOVE / 2, row
+            assert row["moves"][1] <= LARGEST_MOVE / 2, row
+            assert row["gradients"][0] <= TYPICAL_GRADIENT / 2, row
+            assert row["gradients"][1] <= LARGEST_GRADIENT / 2, row
