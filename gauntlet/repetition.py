@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 TYPICAL_MOVE, LARGEST_MOVE = 0.2, 0.35
-TYPICAL_GRADIENT, LARGEST_GRADIENT = 0.08, 0.25
+TYPICAL_GRADIENT, LARGEST_GRADIENT = 0.12, 0.25
 """How far an honest execution's steps may be from ours: the median over the steps and the largest, relative distances
 of the weights' moves and of the clipped gradients. Muon makes every direction of a matrix equally large, so its moves
 differ more than its gradients (benchmarks/results/verified_2vcpu_2026-11-30.md)."""
