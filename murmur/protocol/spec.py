@@ -23,7 +23,7 @@ from murmur.protocol.layout import CHUNK, Layout, TraceShape
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_json
 from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 ROUND_POST_BYTES = 2 * 301
 """A validator has quota for two posts a round, at most 301 bytes each: its vote, and one that adds names to it."""
 POSTS_PER_EPOCH = 3100 // ROUND_POST_BYTES

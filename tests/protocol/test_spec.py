@@ -42,7 +42,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("netuid", -1, "netuid: Input should be greater than or equal to 0"),
     ("netuid", "1", "netuid: Input should be a valid integer"),
     ("local", 1, "local: Input should be a valid boolean"),
-    ("min_protocol", 4, "min_protocol 4 is above max_protocol 3"),
+    ("min_protocol", 5, "min_protocol 5 is above max_protocol 4"),
     ("extra_field", 1, "extra_field: Extra inputs are not permitted"),
     ("model.extra_field", 1, "model.extra_field: Extra inputs are not permitted"),
     ("model.width", 30, "model: width must be a multiple of heads with an even quotient"),
@@ -280,12 +280,12 @@ def test_a_spec_holds_until_the_round_that_an_amendment_names_and_the_run_keeps_
         chain_of(
             run,
             {"from_round": 5, "changes": {"outer": {"alpha": 0.65}}},
-            {"from_round": 9, "changes": {"inner": {"peak_lr": 1e-3}, "protocol": {"max_protocol": 4}}},
+            {"from_round": 9, "changes": {"inner": {"peak_lr": 1e-3}, "protocol": {"max_protocol": 5}}},
         )
     )
     assert [amended.spec_at(r).outer.alpha for r in (0, 4, 5, 8, 9, 10**6)] == [1.0, 1.0, 0.65, 0.65, 0.65, 0.65]
     assert [amended.spec_at(r).inner.peak_lr for r in (8, 9)] == [3e-3, 1e-3]
-    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [3, 4]
+    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [4, 5]
     assert amended.id == run.id
     assert amended.head == amended.amendments[-1].digest != run.head == run.id
     assert (amended.clock, amended.layout) == (run.clock, run.layout)
@@ -366,7 +366,7 @@ def test_an_amendment_cannot_touch_what_fixes_clock_and_layout(run: Run, table: 
         ({"protocol": {"netuid": 3}}, r"unknown fields of protocol: \['netuid'\]"),
         ({"inner": {"optimizer": "muon"}}, "inner.optimizer, which stays"),
         ({"outer": {"alpha": "Legal winner"}}, "amended from round 1 is not a valid run spec:\n  outer.alpha: "),
-        ({"protocol": {"min_protocol": 4}}, "min_protocol 4 is above max_protocol 3"),
+        ({"protocol": {"min_protocol": 5}}, "min_protocol 5 is above max_protocol 4"),
         ({"inner": {"steps": 10**6}}, "a peer needs 500000 a round"),
     ],
 )
