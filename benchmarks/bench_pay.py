@@ -17,7 +17,8 @@ hotkeys of one owner that share a direction of their own or deal out the values 
 
 Prints, of each kind, pay of all the hotkeys of one worker over the mean of a full one, cumulated over all rounds:
 median, smallest and largest over seeds; `work`, what it did in full workers; `score`, a hotkey's mean LossScore over a
-full one's. `gini_10` and `gini_30`: Gini coefficient of the equal workers' pay up to that round. `swarm_80`: `share` of
+full one's. `gini_10` and `gini_30`: Gini coefficient of the equal workers' pay up to that round; `least_honest`: the
+least of their pay over the mean, of all seeds. `swarm_80`: `share` of
 all pay, and `progress`, the fall of the held-out loss over that of the equal network with the same seed. `vtrust`:
 mean share of a validator's weights that the others' leave, from the sixth round on.
 
@@ -103,6 +104,9 @@ def summary(lines: Iterable[Line]) -> Line:
         ginis = [gini([earned(line, name, end) for name in line["workers"]]) for line in equal]
         if ginis and all(line["rounds"] >= end for line in equal):
             found[f"gini_{end}"], found[f"gini_{end}_max"] = median(ginis), max(ginis)
+    if equal:
+        shares = [[earned(line, name) for name in line["workers"]] for line in equal]
+        found["least_honest"] = min(min(pay) / (fmean(pay) or 1.0) for pay in shares)
     if equal and all(line["rounds"] > SETTLED for line in equal):
         settled = [row["trust"] for line in equal for row in line["by_round"][SETTLED:]]
         evaluating = fmean([value for trust in settled for value in trust[:-1]])

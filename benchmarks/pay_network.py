@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from pay_trainers import Rule
 from pay_workers import WORKERS, View, Worker
 from tiny_spec import Changes, spec_with, word
@@ -17,17 +18,21 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
 from gauntlet.progress import BEFORE, MEASURED_VALUES, progress, shown
 from gauntlet.remembered import Remembered, guides, looked_at
+from gauntlet.repetition import Repetition
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
+from gauntlet.verification import Task, compare, draw
 from gauntlet.weights import weights
 from murmur.data.shards import Shards
 from murmur.lab.arena.agree import consensus, pooled
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId, Uid
 from murmur.training.evaluate import held_out_loss
+from murmur.training.inner import never
 from murmur.training.probe import Prober
 from murmur.training.replica import Replica, genesis_theta
+from sparseloco.trace import Trace, encode, parse
 from sparseloco.update import Update
 from sparseloco.wire import Submission
 
@@ -44,6 +49,9 @@ MODELS: dict[str, Changes] = {
 NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "equal": (8, ()),
     "split": (6, ("split_in_two", "half_work")),
+    "thin": (6, ("thin_in_four", "half_declared")),
+    "thinner": (6, ("thin_in_eight", "half_undeclared")),
+    "skipping": (6, ("tenth_skipped",)),
     "batch": (6, ("split_batch", "half_batch")),
     "more": (6, ("double_steps", "double_batch")),
     "shaped": (6, ("half_rate", "double_rate", "index_by_gradient")),
@@ -60,6 +68,7 @@ EVALUATING = 3
 """Validators of the equal network that evaluate; the last one copies."""
 
 OWNER = PeerId(word("owner"))
+NOTHING_SHOWN = Trace(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
 
 
 class Validator:
@@ -68,6 +77,8 @@ class Validator:
     def __init__(self, name: str, run: Digest, spec: RunSpec) -> None:
         self.peer, self.run, self.spec = PeerId(word(name)), run, spec
         self.book, self.weights = ScoreBook(), dict[Uid, float]()
+        self.found: dict[PeerId, tuple[Repetition, ...]] = {}
+        """What was found of the last round's steps."""
 
     def ranking(self, round: int, passed: Mapping[PeerId, Submission]) -> Ranking:
         """By the book of before the round."""
@@ -81,8 +92,9 @@ class Validator:
         replica: Replica,
         uids: Mapping[PeerId, Uid],
         went_on: Mapping[PeerId, float],
+        traces: Mapping[PeerId, Trace],
     ) -> dict[PeerId, Evaluation]:
-        """Evaluate, fold and pay one round."""
+        """Evaluate, fold and pay one round, and repeat steps of it. traces: what hotkeys show."""
         gauntlet, ranking = self.spec.gauntlet, self.ranking(view.round, passed)
         seed = Seed(self.run, word("sample", self.run.hex(), view.round), view.round, self.peer)
         picked = pick(self.book, passed, contributing, gauntlet, seed)
@@ -91,9 +103,49 @@ class Validator:
         with Prober(replica, view.train, gauntlet.probe_step) as prober:
             found = evaluate(prober.losses, passed, bounded(passed, replica.outer), drawn, against)
         checked = Checked(passed, {}, frozenset(passed), {}, {})
-        self.book = fold(self.book, RoundOutcome(view.round, checked, found, contributing, went_on), gauntlet)
+        outcome = RoundOutcome(view.round, checked, found, contributing, went_on, repetitions=self.found)
+        self.book = fold(self.book, outcome, gauntlet)
         self.weights = weights(self.book, ranking, uids, OWNER, gauntlet)
+        self.found = self.repeat(view, [*ranking.contributing, *ranking.reserve], traces, replica)
         return found
+
+    def repeat(
+        self, view: View, candidates: Collection[PeerId], traces: Mapping[PeerId, Trace], replica: Replica
+    ) -> dict[PeerId, tuple[Repetition, ...]]:
+        """Repeat drawn hotkeys' steps, as murmur/rounds/verify.py does."""
+        spec, repeated = self.spec, {peer: record.repeated for peer, record in self.book.peers.items()}
+        if not spec.trace.places:
+            return {}
+        block_hash = word("sample", self.run.hex(), view.round)
+        count = spec.gauntlet.verifications
+        found: dict[PeerId, tuple[Repetition, ...]] = {}
+        for task in draw(self.run, block_hash, view.round, self.peer, candidates, repeated, count):
+            shown = traces.get(task.peer, NOTHING_SHOWN)
+            shown = parse(encode(shown, spec.trace), spec.trace) if shown.steps else shown
+            one = self._repeat(view, task, shown, replica, split=False)
+            if one.declared and not one.passed:
+                again = self._repeat(view, task, shown, replica, split=True)
+                one = again if again.passed else one
+            found[task.peer] = (one,)
+        return found
+
+    def _repeat(self, view: View, task: Task, shown: Trace, replica: Replica, *, split: bool) -> Repetition:
+        inner, steps = self.spec.inner, task.steps(shown.steps)
+        of = view.trace_of(task.peer)
+        if not steps or of is None:
+            return Repetition(view.round, inner.steps, 0, (), ())
+        own = replica.repeat(
+            view.sequences(view.pages(task.peer))[: steps * inner.sequences],
+            inner=inner.model_copy(update={"steps": steps}),
+            rounds=replica.outer.rounds,
+            first_step=replica.outer.rounds * inner.steps,
+            trace_of=of,
+            on_step=lambda step, loss: None,
+            stopped=never,
+            split=split,
+        )
+        assert own is not None
+        return compare(view.round, inner.steps, shown, own)
 
 
 @dataclass(frozen=True)
@@ -146,7 +198,8 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         contributing = frozenset(validators[0].ranking(number, passed).contributing)
         went_on = measured(spec, word("commit", run.hex(), number), history, passed, contributing, validators[0].book)
         history = [*history, updates][-1 - BEFORE :]
-        judged = [validator.judge(view, passed, contributing, judge, uids, went_on) for validator in validators]
+        traces = {peer: trace for worker in workers for peer, trace in worker.traces.items()}
+        judged = [validator.judge(view, passed, contributing, judge, uids, went_on, traces) for validator in validators]
         posted = {validator.peer: validator.weights for validator in validators}
         paid = pooled(posted, stakes)
         trust = left(posted | {PeerId(word("copying")): copied}, stakes)

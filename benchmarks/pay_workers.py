@@ -6,8 +6,10 @@ and not the steps, so that half the steps do not mean half the warm-up.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import ClassVar
 
+import numpy as np
 import torch
 from pay_trainers import Rule, ruled
 from tiny_spec import word
@@ -21,8 +23,10 @@ from murmur.protocol.assignment import Draw, assigned, page_at
 from murmur.protocol.spec import InnerSpec, RunSpec
 from murmur.protocol.types import Digest, Page, PeerId
 from murmur.training.loader import sequences
+from murmur.training.recorder import TraceOf
 from murmur.training.replica import ERROR
 from sparseloco.outer import OuterState
+from sparseloco.trace import Trace
 from sparseloco.update import Update
 
 
@@ -57,6 +61,11 @@ class View:
         """int64 [sequences, context + 1]"""
         return sequences(self.train, pages, self.spec.model.context)
 
+    def trace_of(self, peer: PeerId) -> TraceOf | None:
+        """What a hotkey's trace is drawn from; None where work is not verified."""
+        places = self.spec.trace.places
+        return TraceOf(self.run, self.page_hash, peer, places) if places else None
+
     def random(self, label: str, peer: PeerId) -> torch.Generator:
         """A worker's own random numbers of this round."""
         return torch.Generator().manual_seed(Draw(label, self.run, peer, self.round).words(7))
@@ -89,6 +98,8 @@ class Worker:
         self.replicas = {peer: ruled(rule)(spec, theta) for peer in self.hotkeys}
         self.learned: dict[PeerId, Update] = {}
         """What the replicas have taken off their error feedback this round."""
+        self.traces: dict[PeerId, Trace] = {}
+        """What its hotkeys show of this round's steps, in a run that verifies work."""
         self.work = 0.0
         """Done so far, in rounds of a full worker."""
 
@@ -101,10 +112,18 @@ class Worker:
         inner, replica = inner_of(self.spec.inner, steps, self.batch, self.rate), self.replicas[peer]
         needed = inner.steps * inner.sequences
         lesson = self.lesson(view, peer)
-        replica.inner_round(lesson.repeat(-(-needed // len(lesson)), 1)[:needed], inner=inner)
+        of = view.trace_of(peer)
+        replica.inner_round(lesson.repeat(-(-needed // len(lesson)), 1)[:needed], inner=inner, trace_of=of)
+        if of is not None:
+            self.traces[peer] = self.shown(replica.trace())
         self.work += inner.steps / self.spec.inner.steps * self.batch * self.cost
         self.learned[peer] = replica.compress()
         return self.learned[peer]
+
+    def shown(self, trace: Trace) -> Trace:
+        """What it shows of the steps that it made: no more than a round has."""
+        steps = self.spec.inner.steps
+        return Trace(trace.gradients[:steps], trace.moves[:steps])
 
     def decided(self, chosen: Sequence[Update]) -> None:
         """The round is over, and these were agreed on; nobody: it is void."""
@@ -126,10 +145,75 @@ class Full(Worker):
     kind = "full"
 
 
+def whole(trace: Trace, steps: int) -> Trace:
+    """A trace that claims so many steps: those that were not made are the mean of the last half, at the last size."""
+    parts = []
+    for part in (trace.gradients, trace.moves):
+        usual = part[len(part) // 2 :].mean(axis=0)
+        usual *= np.linalg.norm(part[-1]) / (np.linalg.norm(usual) or 1.0)
+        parts.append(np.concatenate([part, np.repeat(usual[None], max(0, steps - len(part)), axis=0)])[:steps])
+    return Trace(*parts)
+
+
 class SplitInTwo(Worker):
-    """The steps of one, shared by two hotkeys: each half of them, on the first half of its pages."""
+    """The steps of one, shared by two hotkeys: each half of them, on the first half of its pages, as if they were
+    all."""
 
     kind, slots, steps = "split_in_two", 2, 0.5
+
+    def shown(self, trace: Trace) -> Trace:
+        return whole(trace, self.spec.inner.steps)
+
+
+class ThinInFour(Worker):
+    """The sequences of one, shared by four hotkeys: each takes every step, on a quarter of the sequences."""
+
+    kind, slots, batch = "thin_in_four", 4, 1 / 4
+
+    def lesson(self, view: View, peer: PeerId) -> Tensor:
+        return super().lesson(view, peer)[:: self.slots]
+
+
+class ThinInEight(ThinInFour):
+    kind, slots, batch = "thin_in_eight", 8, 1 / 8
+
+
+class HalfDeclared(Worker):
+    """The first half of the steps, and says so."""
+
+    kind = "half_declared"
+
+    def trained(self, view: View, peer: PeerId, share: float = 1.0) -> Update:
+        replica, half, done = self.replicas[peer], self.spec.inner.steps // 2, count(1)
+        of = view.trace_of(peer)
+        replica.inner_round(self.lesson(view, peer), stopped=lambda: next(done) >= half, trace_of=of)
+        if of is not None:
+            self.traces[peer] = self.shown(replica.trace())
+        self.work += half / self.spec.inner.steps
+        self.learned[peer] = replica.compress()
+        return self.learned[peer]
+
+
+class HalfUndeclared(HalfDeclared):
+    """The first half of the steps, as if they were all."""
+
+    kind = "half_undeclared"
+
+    def shown(self, trace: Trace) -> Trace:
+        return whole(trace, self.spec.inner.steps)
+
+
+class TenthSkipped(Worker):
+    """In one round of ten, by chance, nothing: its last update again, a little moved, with its last trace."""
+
+    kind = "tenth_skipped"
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        (me,) = self.hotkeys
+        chance = torch.rand((), generator=view.random("skip", me))
+        if float(chance) >= 0.1 or me not in view.last_updates:
+            return super().send(view)
+        return {me: forge.perturbed(view.last_updates[me], 0.5, view.random("moved", me))}
 
 
 class HalfWork(Worker):
@@ -363,6 +447,11 @@ WORKERS: dict[str, type[Worker]] = {
     for worker in (
         Full,
         SplitInTwo,
+        ThinInFour,
+        ThinInEight,
+        HalfDeclared,
+        HalfUndeclared,
+        TenthSkipped,
         HalfWork,
         HalfBatch,
         SplitBatch,

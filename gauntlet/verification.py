@@ -18,9 +18,8 @@ from murmur.protocol.types import Digest, PeerId
 from sparseloco.trace import Trace, Values
 
 FAMILIAR = 4
-"""Repetitions after which a hotkey is drawn as often as others."""
-UNFAMILIAR_WEIGHT = 3
-"""Times as likely until then."""
+"""Repetitions after which a hotkey is drawn as often as others. It is twice as likely for each that it lacks: what is
+known of the miners' work becomes alike soon, and so does their pay."""
 DIGITS = 4
 
 
@@ -49,7 +48,7 @@ def draw(
     vote deadline, so that nobody knows it while work can still be changed. candidates: contributors and reserve.
     repeated: how often each was repeated so far."""
     stream = Draw("verify", run, block_hash, round, validator)
-    left = {peer: 1 if repeated.get(peer, 0) >= FAMILIAR else UNFAMILIAR_WEIGHT for peer in sorted(candidates)}
+    left = {peer: 1 << max(0, FAMILIAR - repeated.get(peer, 0)) for peer in sorted(candidates)}
     tasks: list[Task] = []
     while left and len(tasks) < count:
         point = stream.below(sum(left.values()))

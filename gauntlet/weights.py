@@ -123,15 +123,15 @@ def weights(
 ) -> dict[Uid, float]:
     """Return weights that sum to 1. They are the merit of contributors and, at half, of the reserve, if the book still
     finds them eligible, normalised, less `burn_share` for the owner's uid. Where work is verified, the work in place of
-    the merit, and presence alone until anybody's steps were repeated. If no peer has earned anything, the owner gets
-    all.
+    the merit; presence alone after the opening rounds if this validator has repeated nobody's steps. If no peer has
+    earned anything, the owner gets all.
 
     `uids` of the hotkeys that may be paid (`lasting`); a hotkey without one gets nothing. {} if nothing was earned and
     the owner is not among them.
     """
     parts = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
-    records = [book.peers[peer] for peer in parts if peer in book.peers]
-    earns = merit if not spec.trace_values else work if any(record.repeated for record in records) else _presence
+    repeats = book.round < spec.opening_rounds or any(record.repeated for record in book.peers.values())
+    earns = merit if not spec.trace_values else work if repeats else _presence
     earned = {
         peer: part * earns(record)
         for peer, part in parts.items()

@@ -50,11 +50,11 @@ def test_each_is_drawn_as_often_and_shares_are_uniform() -> None:
     assert all(0.0 < task.share <= 1.0 for task in tasks)
 
 
-def test_who_was_seldom_repeated_is_three_times_as_likely() -> None:
-    repeated = dict.fromkeys(PEERS, 4) | {PEERS[0]: 3}
-    times = Counter(task.peer for round in range(4000) for task in drawn(round, repeated))
-    assert times[PEERS[0]] == pytest.approx(4000 * 3 / 10, rel=0.1)
-    assert times[PEERS[1]] == pytest.approx(4000 / 10, rel=0.2)
+@pytest.mark.parametrize(("times", "weight"), [(0, 16), (1, 8), (2, 4), (3, 2), (4, 1), (100, 1)])
+def test_who_was_seldom_repeated_is_twice_as_likely_for_each_that_lacks(times: int, weight: int) -> None:
+    repeated = dict.fromkeys(PEERS, 4) | {PEERS[0]: times}
+    found = Counter(task.peer for round in range(4000) for task in drawn(round, repeated))
+    assert found[PEERS[0]] == pytest.approx(4000 * weight / (7 + weight), rel=0.1)
 
 
 def test_several_are_different_ones_and_never_more_than_there_are() -> None:
