@@ -77,7 +77,7 @@ def inner_of(spec: InnerSpec, steps: float, batch: float, rate: float) -> InnerS
     taken = max(1, round(spec.steps * steps))
     stretched = ("warmup_steps", "decay_steps", "flat_from", "flat_steps")
     changes: dict[str, float] = {name: round(getattr(spec, name) * taken / spec.steps) for name in stretched}
-    changes |= {"steps": taken, "sequences": round(spec.sequences * batch)}
+    changes |= {"steps": taken, "sequences": max(1, round(spec.sequences * batch))}
     return spec.model_copy(update=changes | {"peak_lr": spec.peak_lr * rate, "final_lr": spec.final_lr * rate})
 
 
@@ -263,7 +263,7 @@ class Adam(Worker):
     kind, rate = "adamw", 0.5
 
     def __init__(self, name: str, seed: int, spec: RunSpec, theta: Mapping[str, Tensor], rule: Rule) -> None:
-        inner = spec.inner.model_copy(update={"optimizer": "adamw"})
+        inner = spec.inner.model_copy(update={"optimizer": "adamw", "state": "kept"})
         super().__init__(name, seed, spec.model_copy(update={"inner": inner}), theta, rule)
 
 

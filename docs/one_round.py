@@ -32,8 +32,9 @@ index = build("botocore", Path(folder.name), limit_bytes=250_000)  # API documen
 shards = Shards.open(Path(folder.name), index_digest=index)
 spec = presets.read("tiny").first  # the demo's model, with fewer steps and samples
 data = {"index": index.hex(), "num_tokens": shards.train.num_tokens, "page_sequences": 80, "held_out_sequences": 32}
-smaller = {"data": data, "inner": {"steps": 10, "warmup_steps": 10}, "gauntlet": {"sample_sequences": 16}}
-spec = spec.model_copy(update={name: getattr(spec, name).model_copy(update=part) for name, part in smaller.items()})
+less = {"data": data, "inner": {"steps": 10, "warmup_steps": 10}}
+less["gauntlet"] = {"sample_sequences": 16, "trace_values": 0}  # no step is repeated here
+spec = spec.model_copy(update={name: getattr(spec, name).model_copy(update=part) for name, part in less.items()})
 run, clock, rules, theta_0 = Run(spec), spec.rounds_clock, spec.gauntlet, genesis_theta(spec.model, seed=0)
 draws = {"num_pages": spec.num_pages, "page_tokens": spec.page_tokens, "count": spec.pages_per_round}
 miners, judge = [HashSigner(name) for name in ("ann", "ben", "cem", "garbage")], HashSigner("validator")
@@ -54,25 +55,24 @@ for round in range(2):
         reveal = Reveal(run.id, round, miner.peer, sealed.key, replica.sync_proof(commit_hash, miner.peer))
         signed = reveal.signed_part + miner.sign(reveal.signed_part)
         gathered.append(Gathered(Peer(miner.peer, Uid(uid), 0, False, slot=slot), sealed.object, reveal=signed))
-    proof = partial(mine.sync_proof, commit_hash)
-    expected = Expected(spec, run.id, round, mine.digest(), clock, proof, mine.outer, commit_hash)
-    checked = fast_checks(expected, gathered, CheckFunctions(hash_verify, unseal))  # 6. check
+    synced = spec, run.id, round, mine.digest(), clock, partial(mine.sync_proof, commit_hash), mine.outer, commit_hash
+    checked = fast_checks(Expected(*synced), gathered, CheckFunctions(hash_verify, unseal))  # 6. check
     ranking = standing(book, checked.passed, rules, round, commit_hash, checked.twins)  # 7. order: by earlier ratings
     peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=seat)]
     uids = {peer.id: peer.uid for peer in peers}
     vote = vote_for(round, [uids[peer] for peer in ranking.order], (mine.digest(), link))  # 8. vote
     post = Post(clock.commit_deadline(round) + 1, judge.peer, vote)
     selection = agreed(run, round, Log(peers, commit_hash, (post,)), *[clock.vote_deadline(round)] * 2).selection
-    link, seat = link_of(selection), Slot(post.block, statement=vote)
-    seed, chosen = Seed(run.id, sample_hash, round, judge.peer), {peer for peer, _ in selection.contributing}
+    link, seat, chosen = link_of(selection), Slot(post.block, statement=vote), {p for p, _ in selection.contributing}
+    seed = Seed(run.id, sample_hash, round, judge.peer)
     picked = pick(book, checked.passed, chosen, rules, seed, checked.twins)
     drawn, rivals = samples(spec, page_hash, picked, {*uids}, seed), references(picked, {*picked}, chosen, rules, seed)
     with Prober(mine, shards.train, rules.probe_step) as prober:  # 9. score: whose update lowers which loss
         scores = evaluate(prober.losses, checked.passed, bounded(checked.passed, mine.outer), drawn, rivals)
     book = fold(book, RoundOutcome(round, checked, scores, frozenset(chosen)), rules)
-    updates = [checked.passed[peer].update for peer in sorted(chosen)]
+    updates, step = [checked.passed[peer].update for peer in sorted(chosen)], spec.outer.model_dump()
     for replica in replicas.values():  # 10. outer step, on every node
-        replica.outer_step(updates, alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+        replica.outer_step(updates, **step)
     losses.append(held_out_loss(mine, shards, spec.data.held_out_sequences))
     thetas = {replica.digest() for replica in replicas.values()}
     print(f"round {round}: {len(chosen)} selected, {len(checked.rejected)} rejected; {len(thetas)} theta on all nodes")

@@ -145,8 +145,11 @@ def counted(update: Update) -> Update:
     return _chosen.codec.counted(update) if _chosen.codec is not None else update
 
 
-def parse(plaintext: Records, layout: Layout) -> Update:
-    """As wire.parse, or for the dense exchange dense.parse, the specifications."""
+def parse(plaintext: Records, layout: Layout, trace_bytes: int = 0) -> Update:
+    """As wire.parse, or for the dense exchange dense.parse, the specifications. The last `trace_bytes` are the trace,
+    which is not looked at."""
+    if trace_bytes:
+        plaintext = memoryview(plaintext)[:-trace_bytes]
     if isinstance(layout, DenseLayout):
         return (_dense() or dense).parse(plaintext, layout)
     return (_chosen.codec or wire).parse(plaintext, layout)

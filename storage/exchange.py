@@ -11,7 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from murmur.protocol.errors import (
+    AccessDenied,
+    ConfigError,
+    ObjectMissing,
+    ObjectTooLarge,
+    StorageCause,
+    StorageError,
+)
 from murmur.protocol.ports import Bucket, Time
 from murmur.protocol.types import PeerId, Pointer, PublicPointer
 from storage.deadline import deadline
@@ -21,8 +28,6 @@ from storage.s3 import RangedBucket
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
-_PUBLISH_WAIT_SHARE = 0.05
-"""Longest pause, as a share of the time that there is: each try may be a whole payload."""
 _SOURCES_PLANNED = 3
 RESUMED_BYTES = 1 << 20
 """Larger objects resume where they were cut short: on a slow link they would otherwise never complete, since each
@@ -101,10 +106,9 @@ def persist(
     """Call `call(seconds left)`; retry after every StorageError with growing pauses, until `until` (`time.now()`) and
     at most `tries` times.
 
-    Raises errors of `final` at once, any other StorageError when no time or try is left.
+    Raises errors of `final` and that a bucket is full at once, any other StorageError when no time or try is left.
     """
     pause = _PUBLISH_WAIT_SECONDS
-    longest = max(_PUBLISH_WAIT_MAX_SECONDS, _PUBLISH_WAIT_SHARE * (until - time.now()))
     tried = 0
     while True:
         tried += 1
@@ -112,12 +116,14 @@ def persist(
             return call(seconds_until(until, time))
         except final:
             raise
-        except StorageError:
+        except StorageError as fault:
+            if fault.cause is StorageCause.FULL:  # room does not come in seconds, and each try may be a whole payload
+                raise
             # stamina, like boto3's own retries, would sleep past the deadline.
             if tried == tries or time.now() + pause >= until:
                 raise
         time.sleep(pause)
-        pause = min(2 * pause, longest)
+        pause = min(2 * pause, _PUBLISH_WAIT_MAX_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

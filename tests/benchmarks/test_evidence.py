@@ -42,7 +42,7 @@ def test_a_run_has_another_name_for_every_setting() -> None:
         "method": "diloco", "size": "0.1M", "seed": 1, "peers": 4, "sequences": 4, "inner_steps": 4, "steps": 16,
         "k": 16, "decay": 0.5, "optimizer": "muon", "peak_lr": 0.1, "outer_lr": 0.5, "momentum": 0.5,
         "feedback": False, "quantise": False, "rule": "krum", "leave": 0.5, "pace": 0.5, "void": 2,
-        "part": "validation", "evaluated": 4, "points": 1, "corpus": "another",
+        "part": "validation", "evaluated": 4, "points": 1, "corpus": "another", "state": "kept",
     }  # fmt: skip
     together = [{"colluders": 1}, {"colluders": 1, "attack": "flipped"}, {"guess": "own", "delay": 0.5},
                 {"guess": "own", "delay": 1.0}, {"guess": "lacking", "delay": 0.5}]  # fmt: skip

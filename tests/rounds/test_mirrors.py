@@ -37,7 +37,7 @@ def networks(tmp_path: Path) -> Iterator[Made]:
     ) -> Network:
         network = Network(
             tmp_path / str(len(made)),
-            1,
+            3,
             validators=validators,
             miners=miners,
             tell=lambda member, event, round, fields: told.append((member.name, event, round, fields)),

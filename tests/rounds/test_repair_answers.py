@@ -47,7 +47,7 @@ def networks(tmp_path: Path) -> Iterator[Made]:
     def make(*, miners: int = 3, miner: type[Miner] = Miner) -> Network:
         network = Network(
             tmp_path / str(len(made)),
-            1,
+            3,
             validators=3,
             miners=miners,
             tell=lambda member, event, round, fields: told.append((member.name, event, round, fields)),

@@ -243,7 +243,7 @@ def test_the_owners_amendment_is_in_force_everywhere_from_the_same_round(network
     network.run_until(1)
     network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
     network.run_until(3)
-    network.amend(from_round=5, changes={"protocol": {"min_protocol": 4, "max_protocol": 4}})
+    network.amend(from_round=5, changes={"protocol": {"min_protocol": 5, "max_protocol": 5}})
     faults = network.until_dead("miner-1", "miner-2", "validator")
     for fault in faults:
         assert isinstance(fault, UpdateNeeded)

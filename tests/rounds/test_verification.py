@@ -83,6 +83,19 @@ def test_a_miner_that_has_time_for_half_of_the_steps_declares_them_and_is_paid_h
     assert known.work == pytest.approx(0.5 * (1 - 0.75**known.repeated))
 
 
+def test_a_miner_that_is_killed_with_its_object_sealed_goes_on_with_it(networks: Networks) -> None:
+    network = networks(miners=3, validators={"one": 100, "two": 99}, **TRACED)
+    network.start()
+    network.run_until(3)
+    network.run_blocks(lambda: any(event["round"] == 3 for event in network["miner-1"].events("committed")))
+    network.kill("miner-1")
+    network.start("miner-1")
+    network.run_until(7)
+    network.assert_agreement()
+    assert hotkey(network["miner-1"].peer) in network["miner-2"].contributing(3)
+    assert all(one["passed"] for one in network["one"].events("verified"))
+
+
 def test_a_run_without_traces_repeats_nothing(networks: Networks) -> None:
     network = networks(miners=2)
     network.start()

@@ -95,7 +95,7 @@ def test_a_validator_reads_one_payload_and_the_envelope_for_each_of_them(
     peers = with_copycats(pointer)
     records = SimpleNamespace(records_bytes=len(sealed.object) - ENVELOPE_BYTES - DIGEST_BYTES)
     layout = SimpleNamespace(part=lambda index, count: records)
-    spec: Any = SimpleNamespace(layout=layout, gauntlet=toy_spec().gauntlet)
+    spec: Any = SimpleNamespace(layout=layout, gauntlet=toy_spec().gauntlet, trace=toy_spec().trace)
     _, before = TRAFFIC.moved()
     found = collect_pinned(
         spec,

@@ -388,7 +388,7 @@ def _opened(facts: Facts, peer: PeerId, reveal: Reveal) -> Update | None:
     data = facts.payloads[peer]
     try:
         plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), reveal.key, data[ENVELOPE_BYTES:])
-        return ops.parse(plaintext, facts.spec.layout)
+        return ops.parse(plaintext, facts.spec.layout, facts.spec.trace.num_bytes)
     except InvalidSubmission:
         return None
 

@@ -168,7 +168,7 @@ class _Rehearsal:
             self.replica.inner_round(sequences(self.shards.train, pages, spec.model.context))
         update = self.replica.compress()
         self.updates[self.ports.signer.peer] = update
-        plaintext = wire.encode(self.replica.digest(), update)
+        plaintext = wire.encode(self.replica.digest(), update, bytes(spec.trace.num_bytes))
         self.sealed = seal(plaintext, run=spec.digest, round=0, signer=self.ports.signer)
         checkpoint.save(self.folder, self.replica.own_state())
 
@@ -206,7 +206,9 @@ class _Rehearsal:
         sample, sketches = Sample(self.spec.layout, self.sealed.digest), []
         for _ in range(count):
             plaintext = unseal(envelope, self.sealed.key, self.sealed.ciphertext)
-            submission = ops.parse_submission(self.ports.signer.peer, 0, plaintext, self.spec.layout)
+            submission = ops.parse_submission(
+                self.ports.signer.peer, 0, plaintext, self.spec.layout, self.spec.trace.num_bytes
+            )
             submission.update.norms  # noqa: B018
             update = submission.update
             sketches.append(Sketch(submission.peer, 0, update.digest, sample.excerpt(update.records)))

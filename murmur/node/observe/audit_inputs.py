@@ -126,7 +126,7 @@ class Archive:
                 ciphertext = objects[past.peer][ENVELOPE_BYTES:]
                 plaintext = unseal(envelopes[past.peer], parse_reveal(reveal).key, ciphertext)
                 try:
-                    update = ops.parse(plaintext, spec.layout)
+                    update = ops.parse(plaintext, spec.layout, spec.trace.num_bytes)
                 except InvalidSubmission:
                     continue
                 if update.digest == past.payload:

@@ -327,7 +327,7 @@ class NodeState:
             self.events.emit("damaged", round, lost=["sealed"])
             return None
         plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), sealed.key, data[ENVELOPE_BYTES:])
-        return ops.parse(plaintext, self.first.layout)
+        return ops.parse(plaintext, self.first.layout, self.first.trace.num_bytes)
 
     def link_own_payload(self, me: PeerId, round: int) -> None:
         """Put our own submission into the cache, so that it is not fetched."""

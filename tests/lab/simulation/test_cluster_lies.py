@@ -249,7 +249,7 @@ def test_lies_may_fork_a_mean_and_one_theta_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", ["sparse", "int8"])
 def test_a_bucket_that_is_put_back_takes_back_no_round_that_members_have(tmp_path: Path, exchange: Exchange) -> None:
     """They go on from where they are, and who comes new afterwards joins them there."""
-    watched = Watched(tmp_path, exchange=exchange)
+    watched = Watched(tmp_path, seed=3, exchange=exchange)
     cluster, held, new = watched.cluster, Held(watched), watched.machine(3)
     cluster.begin()
     watched.play(has_records(watched, 4))

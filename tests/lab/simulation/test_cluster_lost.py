@@ -341,7 +341,8 @@ def test_claims_that_the_store_loses_are_made_again(tmp_path: Path, members: int
     assert_one_history(watched)
 
 
-def test_what_a_member_asked_for_that_is_gone_for_good_is_not_uploaded_again_and_again(watched: Watched) -> None:
+def test_what_a_member_asked_for_that_is_gone_for_good_is_not_uploaded_again_and_again(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, seed=3)
     cluster, late = watched.cluster, watched.machine(3)
     lost, puts, wanted = ("/payload/00000001/", "/payload/00000002/"), list[str](), keys.wanted_by(cluster.run)
     cluster.begin()
