@@ -19,7 +19,7 @@ from murmur.data.shards import Shards
 from murmur.node.node import Node
 from murmur.node.telemetry.events import round_seconds
 from murmur.protocol.assignment import assigned
-from murmur.protocol.errors import StorageError
+from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId, hotkey
 from murmur.training.inner import Stopped
@@ -89,7 +89,8 @@ class Verifier:
                     continue
                 try:
                     self._verify(one, stopped)
-                except (StorageError, ValueError) as fault:
+                except (ConfigError, StorageError, ValueError) as fault:
+                    # Text or theta that is not here, or a device that is too small to train: a validator judges on.
                     self._tell_of_lost(one, str(fault))
 
     def take(self) -> Mapping[PeerId, tuple[Repetition, ...]]:

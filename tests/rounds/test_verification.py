@@ -7,8 +7,10 @@ import pytest
 
 from gauntlet.book import PeerRecord
 from murmur.lab.localnet.faults import Thin
+from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import hotkey
 from murmur.rounds.miner import Miner
+from murmur.training.replica import Replica
 from tests.network import FakeNetwork
 
 Networks = Callable[..., FakeNetwork]
@@ -81,6 +83,22 @@ def test_a_miner_that_has_time_for_half_of_the_steps_declares_them_and_is_paid_h
     assert all(one["passed"] and one["declared"] == 1 for one in found)
     known = record(network, "one", "miner-3")
     assert known.work == pytest.approx(0.5 * (1 - 0.75**known.repeated))
+
+
+def test_a_validator_that_cannot_train_says_so_judges_on_and_pays_by_presence(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_small(*_: object, **__: object) -> None:
+        raise ConfigError("out of memory: not even one sequence fits")
+
+    monkeypatch.setattr(Replica, "repeat", too_small)
+    network = networks(miners=2, validators={"one": 100}, **TRACED)
+    network.start()
+    network.run_until(7)
+    network.assert_agreement()
+    assert network["one"].events("verified") == []
+    assert "out of memory" in network["one"].events("unverified")[-1]["why"]
+    assert set(last_weights(network, "one")) == {"miner-1", "miner-2"}
 
 
 def test_a_miner_that_is_killed_with_its_object_sealed_goes_on_with_it(networks: Networks) -> None:
