@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from pay_skippers import SKIPPERS
 from pay_trainers import Rule
 from pay_workers import WORKERS, View, Worker
 from tiny_spec import Changes, spec_with, word
@@ -178,7 +179,7 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
     theta, run = genesis_theta(spec.model, seed), word("run", seed)
     kinds = ["full"] * key["full"] + list(NETWORKS[plan.network][1])
     workers = [
-        WORKERS[kind](f"{kind}-{kinds[:place].count(kind)}", seed, spec, theta, plan.rule)
+        (WORKERS | SKIPPERS)[kind](f"{kind}-{kinds[:place].count(kind)}", seed, spec, theta, plan.rule)
         for place, kind in enumerate(kinds)
     ]
     hotkeys = [peer for worker in workers for peer in worker.hotkeys]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from murmur.training.replica import Replica
 from murmur.training.trainer import Trainer
 from sparseloco.feedback import accumulate
 from sparseloco.topk import blocks, slabs, top_k, write_blocks
+from sparseloco.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,13 @@ def ruled(rule: Rule) -> type[Replica]:
     """Replica whose trainer goes by the rule."""
     trainer = type("RuledTrainer", (RuledTrainer,), {"rule": rule})
     return type("RuledReplica", (Replica,), {"trainer": trainer})
+
+
+def whole(trace: Trace, steps: int) -> Trace:
+    """A trace that claims so many steps: those that were not made are the mean of the last half, at the last size."""
+    parts = []
+    for part in (trace.gradients, trace.moves):
+        usual = part[len(part) // 2 :].mean(axis=0)
+        usual *= np.linalg.norm(part[-1]) / (np.linalg.norm(usual) or 1.0)
+        parts.append(np.concatenate([part, np.repeat(usual[None], max(0, steps - len(part)), axis=0)])[:steps])
+    return Trace(*parts)

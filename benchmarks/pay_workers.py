@@ -6,12 +6,10 @@ and not the steps, so that half the steps do not mean half the warm-up.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import ClassVar
 
-import numpy as np
 import torch
-from pay_trainers import Rule, ruled
+from pay_trainers import Rule, ruled, whole
 from tiny_spec import word
 from torch import Tensor
 
@@ -145,16 +143,6 @@ class Full(Worker):
     kind = "full"
 
 
-def whole(trace: Trace, steps: int) -> Trace:
-    """A trace that claims so many steps: those that were not made are the mean of the last half, at the last size."""
-    parts = []
-    for part in (trace.gradients, trace.moves):
-        usual = part[len(part) // 2 :].mean(axis=0)
-        usual *= np.linalg.norm(part[-1]) / (np.linalg.norm(usual) or 1.0)
-        parts.append(np.concatenate([part, np.repeat(usual[None], max(0, steps - len(part)), axis=0)])[:steps])
-    return Trace(*parts)
-
-
 class SplitInTwo(Worker):
     """The steps of one, shared by two hotkeys: each half of them, on the first half of its pages, as if they were
     all."""
@@ -163,57 +151,6 @@ class SplitInTwo(Worker):
 
     def shown(self, trace: Trace) -> Trace:
         return whole(trace, self.spec.inner.steps)
-
-
-class ThinInFour(Worker):
-    """The sequences of one, shared by four hotkeys: each takes every step, on a quarter of the sequences."""
-
-    kind, slots, batch = "thin_in_four", 4, 1 / 4
-
-    def lesson(self, view: View, peer: PeerId) -> Tensor:
-        return super().lesson(view, peer)[:: self.slots]
-
-
-class ThinInEight(ThinInFour):
-    kind, slots, batch = "thin_in_eight", 8, 1 / 8
-
-
-class HalfDeclared(Worker):
-    """The first half of the steps, and says so."""
-
-    kind = "half_declared"
-
-    def trained(self, view: View, peer: PeerId, share: float = 1.0) -> Update:
-        replica, half, done = self.replicas[peer], self.spec.inner.steps // 2, count(1)
-        of = view.trace_of(peer)
-        replica.inner_round(self.lesson(view, peer), stopped=lambda: next(done) >= half, trace_of=of)
-        if of is not None:
-            self.traces[peer] = self.shown(replica.trace())
-        self.work += half / self.spec.inner.steps
-        self.learned[peer] = replica.compress()
-        return self.learned[peer]
-
-
-class HalfUndeclared(HalfDeclared):
-    """The first half of the steps, as if they were all."""
-
-    kind = "half_undeclared"
-
-    def shown(self, trace: Trace) -> Trace:
-        return whole(trace, self.spec.inner.steps)
-
-
-class TenthSkipped(Worker):
-    """In one round of ten, by chance, nothing: its last update again, a little moved, with its last trace."""
-
-    kind = "tenth_skipped"
-
-    def send(self, view: View) -> dict[PeerId, Update]:
-        (me,) = self.hotkeys
-        chance = torch.rand((), generator=view.random("skip", me))
-        if float(chance) >= 0.1 or me not in view.last_updates:
-            return super().send(view)
-        return {me: forge.perturbed(view.last_updates[me], 0.5, view.random("moved", me))}
 
 
 class HalfWork(Worker):
@@ -447,11 +384,6 @@ WORKERS: dict[str, type[Worker]] = {
     for worker in (
         Full,
         SplitInTwo,
-        ThinInFour,
-        ThinInEight,
-        HalfDeclared,
-        HalfUndeclared,
-        TenthSkipped,
         HalfWork,
         HalfBatch,
         SplitBatch,
