@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WORDS_OF_README = 900
-WORDS_OF_PAGES = 33_900
+WORDS_OF_PAGES = 34_000
 MEAN_WORDS = 18.0
 LONG_WORDS, LONG_SHARE = 30, 0.1
 

@@ -41,7 +41,7 @@ def test_every_kind_that_the_command_offers_has_a_class_and_every_class_is_offer
 
 @pytest.mark.parametrize("kind", sorted(REASONS))
 def test_the_fast_checks_reject_it_for_its_reason_and_nobody_else(kind: str, networks: Networks) -> None:
-    network = networks(miners=3, copy_overlap=0.6)
+    network = networks(miners=3, copy_overlap=0.95)
     start(network, KINDS[kind])
     network.run_until(2)
     first = 1 if kind == "copycat" else 0  # before there is something to copy it is as good as anybody
