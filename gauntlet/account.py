@@ -134,9 +134,9 @@ def _work_advice(row: ReportRow, record: PeerRecord) -> str | None:
     """Return the advice where work is verified, None where its work is as it should be."""
     if not record.repeated:
         return UNREPEATED
-    if not record.work:
+    if not record.work and record.unproven:
         return UNSHOWN
-    return SLOW if any(one.declared < one.steps for one in row.repetitions) else None
+    return SLOW if not record.work or any(one.declared < one.steps for one in row.repetitions) else None
 
 
 def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:

@@ -32,6 +32,10 @@ SPARE_STEPS = 2.0
 """Steps' time before the commit deadline at which a repetition ends."""
 
 
+FORGETS = 0.9
+"""What is kept of a step's measured time when there is none to measure it again: a slow moment is not for good."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
     """Steps to repeat: of `round`, which began after so many non-void `rounds`."""
@@ -85,6 +89,7 @@ class Verifier:
 
             for one in tasks:
                 if stopped() or not self._fits(one, until):
+                    self._step_seconds *= FORGETS
                     self._tell_of_lost(one, "there is no time for it")
                     continue
                 try:
@@ -150,7 +155,8 @@ class Verifier:
         time, began = self.node.time, self.node.time.now()
 
         def on_step(step: int, loss: float) -> None:
-            self._step_seconds = (time.now() - began) / (step + 1)
+            if not split:  # a second look is slower: whoever forces it must not end verification by it
+                self._step_seconds = (time.now() - began) / (step + 1)
 
         own = self.node.state.replica.repeat(
             self._text(one, spec, steps),

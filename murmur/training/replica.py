@@ -168,7 +168,7 @@ class Replica:
         - inner: the constants in force in that round, with as many steps as are repeated.
         - rounds: the non-void rounds before that round: all so far, or one less. Raises ValueError if that theta is not
           here any more. first_step: the first one on the run's schedule.
-        - split: whether sequences go one by one, which rounds otherwise than the micro-batch of this device.
+        - split: whether half as many sequences are computed at once, which rounds otherwise.
         """
         if rounds != self.outer.rounds and (self._before is None or rounds != self._before[0].rounds):
             raise ValueError(f"theta after {rounds} rounds is not here any more")

@@ -152,7 +152,7 @@ class Trainer:
         already made; the weights become theta_r.
 
         trace_of: run, page block's hash and hotkey, in hex, and how many places of the round's trace they draw; None:
-        it has none. split: sequences go one by one, which rounds otherwise.
+        it has none. split: half as many sequences at once, which rounds otherwise.
 
         The micro-batch is found before the first step. Raises ConfigError when the device has too little memory.
         """
@@ -169,7 +169,7 @@ class Trainer:
             first_step=first_step,
             done=done,
             ranks=self.ranks,
-            micro_sequences=1 if split else fitting.micro_sequences,
+            micro_sequences=max(1, fitting.micro_sequences // 2) if split else fitting.micro_sequences,
             recompute=fitting.recompute,
             recorder=self._recorder,
             on_step=self.on_step,

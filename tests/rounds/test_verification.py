@@ -65,6 +65,22 @@ def test_a_thin_miner_is_found_and_earns_nothing(networks: Networks) -> None:
     assert set(last_weights(network, "one")) == {"miner-1", "miner-2"}
 
 
+def test_second_looks_and_slow_moments_do_not_end_verification(networks: Networks) -> None:
+    """Else one cheat, whose second look is slow, would make all others safe."""
+    network = networks(miners=3, validators={"one": 100}, **TRACED)
+    network.start("one", "miner-1", "miner-2")
+    network.start("miner-3", role=Thin)
+    network.run_until(4)
+    verifier = network["one"].program.verifier  # type: ignore[union-attr]
+    verifier._step_seconds = 20.0
+    network.run_until(6)
+    seen = len(network["one"].events("verified"))
+    assert 0.0 < verifier._step_seconds < 20.0
+    verifier._step_seconds = 0.2
+    network.run_until(10)
+    assert len(network["one"].events("verified")) > seen
+
+
 def test_a_miner_that_has_time_for_half_of_the_steps_declares_them_and_is_paid_half(networks: Networks) -> None:
     class Slow(Miner):
         """Has to send after its first step."""
