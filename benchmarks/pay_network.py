@@ -23,7 +23,7 @@ from gauntlet.repetition import Repetition
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
-from gauntlet.verification import Task, compare, draw
+from gauntlet.verification import compare, draw
 from gauntlet.weights import weights
 from murmur.data.shards import Shards
 from murmur.lab.arena.agree import consensus, pooled
@@ -32,6 +32,7 @@ from murmur.protocol.types import Digest, PeerId, Uid
 from murmur.training.evaluate import held_out_loss
 from murmur.training.inner import never
 from murmur.training.probe import Prober
+from murmur.training.recorder import TraceOf
 from murmur.training.replica import Replica, genesis_theta
 from sparseloco.trace import Trace, encode, parse
 from sparseloco.update import Update
@@ -72,10 +73,15 @@ OWNER = PeerId(word("owner"))
 NOTHING_SHOWN = Trace(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
 
 
+Executed = dict[tuple[int, PeerId, int, bool], Trace]
+"""What executions of a hotkey's steps of a round came to, in either split: here all validators' are the same bits."""
+
+
 class Validator:
     """One that evaluates: its book, and its weights of the last round."""
 
-    def __init__(self, name: str, run: Digest, spec: RunSpec) -> None:
+    def __init__(self, name: str, run: Digest, spec: RunSpec, executed: Executed) -> None:
+        self.executed = executed
         self.peer, self.run, self.spec = PeerId(word(name)), run, spec
         self.book, self.weights = ScoreBook(), dict[Uid, float]()
         self.found: dict[PeerId, tuple[Repetition, ...]] = {}
@@ -120,23 +126,30 @@ class Validator:
         block_hash = word("sample", self.run.hex(), view.round)
         count = spec.gauntlet.verifications
         found: dict[PeerId, tuple[Repetition, ...]] = {}
-        for task in draw(self.run, block_hash, view.round, self.peer, candidates, repeated, count):
-            shown = traces.get(task.peer, NOTHING_SHOWN)
+        for peer in draw(self.run, block_hash, view.round, self.peer, candidates, repeated, count):
+            shown = traces.get(peer, NOTHING_SHOWN)
             shown = parse(encode(shown, spec.trace), spec.trace) if shown.steps else shown
-            one = self._repeat(view, task, shown, replica, split=False)
+            one = self._repeat(view, peer, shown, replica, split=False)
             if one.declared and not one.passed:
-                again = self._repeat(view, task, shown, replica, split=True)
+                again = self._repeat(view, peer, shown, replica, split=True)
                 one = again if again.passed else one
-            found[task.peer] = (one,)
+            found[peer] = (one,)
         return found
 
-    def _repeat(self, view: View, task: Task, shown: Trace, replica: Replica, *, split: bool) -> Repetition:
-        inner, steps = self.spec.inner, task.steps(shown.steps)
-        of = view.trace_of(task.peer)
+    def _repeat(self, view: View, peer: PeerId, shown: Trace, replica: Replica, *, split: bool) -> Repetition:
+        inner, steps = self.spec.inner, shown.steps
+        of = view.trace_of(peer)
         if not steps or of is None:
             return Repetition(view.round, inner.steps, 0, (), ())
+        key = (view.round, peer, steps, split)
+        own = self.executed.get(key) or self._execute(view, peer, steps, of, replica, split=split)
+        self.executed[key] = own
+        return compare(view.round, inner.steps, shown, own)
+
+    def _execute(self, view: View, peer: PeerId, steps: int, of: TraceOf, replica: Replica, *, split: bool) -> Trace:
+        inner = self.spec.inner
         own = replica.repeat(
-            view.sequences(view.pages(task.peer))[: steps * inner.sequences],
+            view.sequences(view.pages(peer))[: steps * inner.sequences],
             inner=inner.model_copy(update={"steps": steps}),
             rounds=replica.outer.rounds,
             first_step=replica.outer.rounds * inner.steps,
@@ -146,7 +159,7 @@ class Validator:
             split=split,
         )
         assert own is not None
-        return compare(view.round, inner.steps, shown, own)
+        return own
 
 
 @dataclass(frozen=True)
@@ -184,7 +197,8 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
     ]
     hotkeys = [peer for worker in workers for peer in worker.hotkeys]
     uids = {peer: Uid(place) for place, peer in enumerate(hotkeys)}
-    validators = [Validator(f"validator-{place}", run, spec) for place in range(_validators(plan.network))]
+    executed: Executed = {}
+    validators = [Validator(f"validator-{place}", run, spec, executed) for place in range(_validators(plan.network))]
     stakes = dict.fromkeys([*(validator.peer for validator in validators), PeerId(word("copying"))], 1)
     judge, copied, step = Replica(spec, theta), dict[Uid, float](), None
     updates: dict[PeerId, Update] = {}

@@ -235,8 +235,9 @@ def repeated(found: Repetition) -> str:
     moves = f"moves differ by {median(found.moves):.2f} (at most {max(found.moves):.2f})"
     gradients = f"gradients by {median(found.gradients):.2f} ({max(found.gradients):.2f})"
     verdict = "as shown" if found.passed else "not what it shows"
+    verdict += "" if found.confirmed else " (looked at once only)"
     limits = f"allowed {TYPICAL_MOVE} ({LARGEST_MOVE}) and {TYPICAL_GRADIENT} ({LARGEST_GRADIENT})"
-    return f"{told}; the first {len(found.moves)} were repeated and are {verdict}: {moves}, {gradients}; {limits}"
+    return f"{told}; they were repeated and are {verdict}: {moves}, {gradients}; {limits}"
 
 
 def _numbers(record: PeerRecord, spec: GauntletSpec) -> dict[str, str]:

@@ -13,18 +13,21 @@ NOTHING_ALIKE = 2.0
 """Most that a distance counts."""
 WORK_KEEPS = 0.75
 """A repetition moves the work that a hotkey is known to do by a quarter of the way."""
+UNCONFIRMED_KEEPS = 0.5
+"""What a failure leaves that there was no time to look at twice: it may be ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
     """What was found of the steps of `round`, which has `steps`. `declared`: how many the trace shows. `moves`,
-    `gradients`: relative distances of the repeated ones, in order."""
+    `gradients`: relative distances of each of them. `confirmed`: unless they failed, and were looked at once only."""
 
     round: int
     steps: int
     declared: int
     moves: tuple[float, ...]
     gradients: tuple[float, ...]
+    confirmed: bool = True
 
     @property
     def passed(self) -> bool:
@@ -40,7 +43,7 @@ class Repetition:
 
 def work_after(work: float, found: Repetition) -> float:
     """Return the share of a round's work that a hotkey is known to do, after one more repetition: nothing after one
-    that failed. A miner that declares no step shows no work, and has not lied."""
+    that failed twice. A miner that declares no step shows no work, and has not lied."""
     if found.declared and not found.passed:
-        return 0.0
+        return 0.0 if found.confirmed else UNCONFIRMED_KEEPS * work
     return WORK_KEEPS * work + (1.0 - WORK_KEEPS) * min(1.0, found.declared / found.steps)

@@ -306,9 +306,12 @@ def _row(body: dict[str, Any], listed: Mapping[str, PeerId], reveal: bytes | Non
 
 def _repetition(body: dict[str, Any]) -> Repetition:
     moves, gradients = (tuple(_number(value, 0.0, NOTHING_ALIKE) for value in body[kind]) for kind in _KINDS)
-    if len(moves) != len(gradients) or not len(moves) <= body["declared"] <= body["steps"]:
-        raise ValueError("more steps repeated than declared, or declared than there are")
-    return Repetition(body["round"], body["steps"], body["declared"], moves, gradients)
+    if not len(moves) == len(gradients) == body["declared"] <= body["steps"]:
+        raise ValueError("other steps repeated than declared, or more declared than there are")
+    found = Repetition(body["round"], body["steps"], body["declared"], moves, gradients, body["confirmed"])
+    if found.passed and not found.confirmed:
+        raise ValueError("steps that are as shown need no second look")
+    return found
 
 
 def _book(body: dict[str, Any], peers: Collection[PeerId]) -> ScoreBook:

@@ -79,6 +79,7 @@ class RepetitionShape(Shape):
     declared: U32
     moves: _Distances
     gradients: _Distances
+    confirmed: bool
 
 
 class RowShape(Shape):

@@ -6,9 +6,7 @@ section 9). What a miner shows is what it is paid for: its declared steps as a s
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil
 
 import numpy as np
 
@@ -18,21 +16,10 @@ from murmur.protocol.types import Digest, PeerId
 from sparseloco.trace import Trace, Values
 
 FAMILIAR = 4
-"""Repetitions after which a hotkey is drawn as often as others. It is twice as likely for each that it lacks: what is
-known of the miners' work becomes alike soon, and so does their pay."""
+"""Repetitions after which a hotkey is drawn as often as others. It is `FASTER` times as likely for each that it lacks:
+what is known of the miners' work becomes alike soon, and so does their pay."""
+FASTER = 4
 DIGITS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """The miner whose steps of a round are repeated, and which share of them, above 0 to 1."""
-
-    peer: PeerId
-    share: float
-
-    def steps(self, declared: int) -> int:
-        """Return how many of the declared steps are repeated: the first ones."""
-        return ceil(self.share * declared)
 
 
 def draw(
@@ -43,31 +30,30 @@ def draw(
     candidates: Collection[PeerId],
     repeated: Mapping[PeerId, int],
     count: int,
-) -> list[Task]:
-    """Draw whose steps of the round a validator repeats, at most `count`, each once. block_hash: of a block after the
+) -> list[PeerId]:
+    """Draw whose steps of the round a validator repeats, at most `count`, each once and in this order. block_hash: of a block after the
     vote deadline, so that nobody knows it while work can still be changed. candidates: contributors and reserve.
     repeated: how often each was repeated so far."""
     stream = Draw("verify", run, block_hash, round, validator)
-    left = {peer: 1 << max(0, FAMILIAR - repeated.get(peer, 0)) for peer in sorted(candidates)}
-    tasks: list[Task] = []
-    while left and len(tasks) < count:
+    left = {peer: FASTER ** max(0, FAMILIAR - repeated.get(peer, 0)) for peer in sorted(candidates)}
+    drawn: list[PeerId] = []
+    while left and len(drawn) < count:
         point = stream.below(sum(left.values()))
         ends = zip(left, accumulate(left.values()), strict=True)
         peer = next(peer for peer, end in ends if point < end)
         del left[peer]
-        tasks.append(Task(peer, 1.0 - stream.unit()))
-    return tasks
+        drawn.append(peer)
+    return drawn
 
 
 def compare(round: int, steps: int, shown: Trace, own: Trace) -> Repetition:
-    """Return what our own execution of the first steps says of the trace that a miner has sealed. steps: of the
-    round."""
+    """Return what our own execution says of the trace that a miner has sealed. steps: of the round."""
     return Repetition(
         round,
         steps,
         shown.steps,
-        _distances(shown.moves[: own.steps], own.moves),
-        _distances(shown.gradients[: own.steps], own.gradients),
+        _distances(shown.moves, own.moves),
+        _distances(shown.gradients, own.gradients),
     )
 
 

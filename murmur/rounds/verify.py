@@ -1,12 +1,13 @@
 """Verification: a validator repeats the inner steps of drawn miners, while it waits for the next round's commitments
 (docs/protocol.md section 9; gauntlet/verification.py).
 
-What is not finished by then is given up: no deadline waits for it. A round whose steps would not fit is not begun, so
-that a slow validator looks at few rounds and never at their beginnings alone. A kill loses what was not folded yet.
+What is not finished by then is given up: no deadline waits for it. All steps that a miner declares are repeated, and a
+round whose steps would not fit is not begun: a slow validator looks at few rounds, never at their beginnings alone. A
+kill loses what was not folded yet.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loguru import logger
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from gauntlet.checks import Checked
 from gauntlet.repetition import Repetition
 from gauntlet.selection import Ranking
-from gauntlet.verification import Task, compare, draw
+from gauntlet.verification import compare, draw
 from murmur.data.shards import Shards
 from murmur.node.node import Node
 from murmur.node.telemetry.events import round_seconds
@@ -42,7 +43,7 @@ class _Open:
 
     round: int
     rounds: int
-    task: Task
+    peer: PeerId
     shown: Trace
     page_hash: Digest
 
@@ -68,11 +69,10 @@ class Verifier:
         block_hash = node.ports.chain.header(node.clock.sample_block(round)).hash
         page_hash = node.ports.chain.header(node.clock.page_block(round)).hash
         candidates = [*ranking.contributing, *ranking.reserve]
-        tasks = draw(node.run.id, block_hash, round, node.me, candidates, repeated, spec.gauntlet.verifications)
+        drawn = draw(node.run.id, block_hash, round, node.me, candidates, repeated, spec.gauntlet.verifications)
         rounds = node.state.replica.outer.rounds
         self._open = [
-            _Open(round, rounds, task, trace.parse(checked.passed[task.peer].trace, spec.trace), page_hash)
-            for task in tasks
+            _Open(round, rounds, peer, trace.parse(checked.passed[peer].trace, spec.trace), page_hash) for peer in drawn
         ]
 
     def work(self, round: int) -> None:
@@ -118,38 +118,34 @@ class Verifier:
             found = self._repeat(one, spec, stopped, split=False)
             if found is not None and found.declared and not found.passed:
                 again = self._repeat(one, spec, stopped, split=True)
-                if again is None:
-                    found = None  # a failure counts only after a second look
-                elif again.passed:
-                    found = again
+                found = again if again is not None and again.passed else replace(found, confirmed=again is not None)
         if found is None:
             self._tell_of_lost(one, "there was no time for it")
             return
-        self._found[one.task.peer] = (*self._found.get(one.task.peer, ()), found)
+        self._found[one.peer] = (*self._found.get(one.peer, ()), found)
         level = "DEBUG" if found.passed or not found.declared else "WARNING"
         logger.log(
             level,
-            "round {round}: {hotkey} declared {declared} of {steps} steps; {repeated} were repeated, {verdict}",
+            "round {round}: {hotkey} declared {declared} of {steps} steps; {verdict}",
             round=one.round,
-            hotkey=hotkey(one.task.peer),
+            hotkey=hotkey(one.peer),
             declared=found.declared,
             steps=found.steps,
-            repeated=len(found.moves),
-            verdict="as shown" if found.passed else "and are not what it shows" if found.declared else "none is shown",
+            verdict=_verdict(found),
         )
         self.node.state.events.emit(
             "verified",
             one.round,
-            peer=hotkey(one.task.peer),
+            peer=hotkey(one.peer),
             passed=found.passed,
             declared=found.declared,
-            repeated=len(found.moves),
+            confirmed=found.confirmed,
             seconds={"verify": round_seconds(watch.seconds)},
         )
 
     def _repeat(self, one: _Open, spec: RunSpec, stopped: Stopped, *, split: bool) -> Repetition | None:
         """Return what the repeated steps show; None if they were stopped."""
-        steps = one.task.steps(one.shown.steps)
+        steps = one.shown.steps
         if not steps:
             return Repetition(one.round, spec.inner.steps, 0, (), ())
         time, began = self.node.time, self.node.time.now()
@@ -163,7 +159,7 @@ class Verifier:
             inner=spec.inner.model_copy(update={"steps": steps}),
             rounds=one.rounds,
             first_step=one.rounds * spec.inner.steps,
-            trace_of=TraceOf(self.node.run.id, one.page_hash, one.task.peer, spec.trace.places),
+            trace_of=TraceOf(self.node.run.id, one.page_hash, one.peer, spec.trace.places),
             on_step=on_step,
             stopped=stopped,
             split=split,
@@ -174,7 +170,7 @@ class Verifier:
         pages = assigned(
             self.node.run.id,
             one.page_hash,
-            one.task.peer,
+            one.peer,
             num_pages=spec.num_pages,
             page_tokens=spec.page_tokens,
             count=spec.pages_per_round,
@@ -184,5 +180,15 @@ class Verifier:
 
     def _tell_of_lost(self, one: _Open, why: str) -> None:
         told = "round {round}: the steps of {hotkey} are not verified: {why}"
-        logger.info(told, round=one.round, hotkey=hotkey(one.task.peer), why=why)
-        self.node.state.events.emit("unverified", one.round, peer=hotkey(one.task.peer), why=why)
+        logger.info(told, round=one.round, hotkey=hotkey(one.peer), why=why)
+        self.node.state.events.emit("unverified", one.round, peer=hotkey(one.peer), why=why)
+
+
+def _verdict(found: Repetition) -> str:
+    if found.passed:
+        return "repeated here they are as shown"
+    if not found.declared:
+        return "there is nothing to repeat"
+    return "repeated here they are not what it shows" + (
+        "" if found.confirmed else "; there was no time for a second look"
+    )
