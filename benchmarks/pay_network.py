@@ -84,7 +84,7 @@ class Validator:
         self.executed = executed
         self.peer, self.run, self.spec = PeerId(word(name)), run, spec
         self.book, self.weights = ScoreBook(), dict[Uid, float]()
-        self.found: dict[PeerId, tuple[Repetition, ...]] = {}
+        self.found: dict[PeerId, Repetition] = {}
         """What was found of the last round's steps."""
 
     def ranking(self, round: int, passed: Mapping[PeerId, Submission]) -> Ranking:
@@ -118,22 +118,22 @@ class Validator:
 
     def repeat(
         self, view: View, candidates: Collection[PeerId], traces: Mapping[PeerId, Trace], replica: Replica
-    ) -> dict[PeerId, tuple[Repetition, ...]]:
+    ) -> dict[PeerId, Repetition]:
         """Repeat drawn hotkeys' steps, as murmur/rounds/verify.py does."""
         spec, repeated = self.spec, {peer: record.repeated for peer, record in self.book.peers.items()}
         if not spec.trace.places:
             return {}
         block_hash = word("sample", self.run.hex(), view.round)
         count = spec.gauntlet.verifications
-        found: dict[PeerId, tuple[Repetition, ...]] = {}
+        found: dict[PeerId, Repetition] = {}
         for peer in draw(self.run, block_hash, view.round, self.peer, candidates, repeated, count):
             shown = traces.get(peer, NOTHING_SHOWN)
             shown = parse(encode(shown, spec.trace), spec.trace) if shown.steps else shown
             one = self._repeat(view, peer, shown, replica, split=False)
-            if one.declared and not one.passed:
+            if one.failed:
                 again = self._repeat(view, peer, shown, replica, split=True)
                 one = again if again.passed else one
-            found[peer] = (one,)
+            found[peer] = one
         return found
 
     def _repeat(self, view: View, peer: PeerId, shown: Trace, replica: Replica, *, split: bool) -> Repetition:

@@ -136,7 +136,8 @@ def _work_advice(row: ReportRow, record: PeerRecord) -> str | None:
         return UNREPEATED
     if not record.work and record.unproven:
         return UNSHOWN
-    return SLOW if not record.work or any(one.declared < one.steps for one in row.repetitions) else None
+    slow = row.repetition is not None and row.repetition.declared < row.repetition.steps
+    return SLOW if slow or not record.work else None
 
 
 def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:
@@ -207,7 +208,8 @@ def _changes(row: ReportRow, before: PeerRecord | None, after: PeerRecord | None
         yield f"evaluated in this round: {losses}, gap {row.evaluation.gap:+.3f}"
     if row.progress is not None:
         yield f"what it sent in the round before showed in this one: progress {row.progress:+.4f}"
-    yield from map(repeated, row.repetitions)
+    if row.repetition is not None:
+        yield repeated(row.repetition)
     if after is None:
         yield "it has no record yet"
         return

@@ -8,8 +8,6 @@ see, such as a key that was not readable in time; they are reported separately. 
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from math import isnan
 
 from gauntlet.agreement import named, vote_by
@@ -17,9 +15,10 @@ from gauntlet.book import ScoreBook, fold, is_kept
 from gauntlet.commitment import who_committed
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import ChainWeights, Facts, ValidatorFacts
+from gauntlet.finding import Finding, Topic, Verdict
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.remembered import Remembered
-from gauntlet.replay import OBSERVED_BYTES, Replay
+from gauntlet.replay import OBSERVED_BYTES, Replay, drawn_after
 from gauntlet.report import Report, ReportRow
 from gauntlet.weights import differing, is_due, lasting, weights
 from murmur.protocol.messages import canonical_json, parse_json
@@ -39,40 +38,6 @@ _USUAL = ("unit", "usual_score", "score_variance", "usual_progress", "progress_v
 """The fields of a book that describe honest peers."""
 
 
-class Topic(StrEnum):
-    """The part of the round that was checked, in the order of the round."""
-
-    REPORT = "report"
-    HOTKEYS = "hotkeys"
-    CHECKS = "checks"
-    RANKING = "ranking"
-    VOTE = "vote"
-    SAMPLE = "sample"
-    SCORES = "scores"
-    PROGRESS = "progress"
-    BOOK = "book"
-    WEIGHTS = "weights"
-
-
-class Verdict(StrEnum):
-    """DIFFERS: the validator's statement does not follow. OBSERVED: only the validator could see it, and nothing
-    contradicts it. UNCHECKED: the needed data is not available (any more)."""
-
-    DIFFERS = "differs"
-    OBSERVED = "observed"
-    UNCHECKED = "unchecked"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One statement that does not simply agree, in our own words."""
-
-    topic: Topic
-    verdict: Verdict
-    text: str
-    peer: PeerId | None = None
-
-
 def audit(facts: Facts, claim: ValidatorFacts) -> list[Finding]:
     """Return everything in a report that does not simply agree, in the order of the round; [] if everything was checked
     and agrees."""
@@ -85,6 +50,7 @@ def audit(facts: Facts, claim: ValidatorFacts) -> list[Finding]:
         _sample,
         _scores,
         _progress,
+        _work,
         _before,
         _observed,
         _after,
@@ -259,6 +225,25 @@ def _told(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
 
 
+def _work(again: Replay) -> Iterator[Finding]:
+    """Check that the repeated steps are those that were drawn when the book before was made. What they show, only
+    another execution of them can tell."""
+    stated = {peer: row.repetition for peer, row in again.rows.items() if row.repetition is not None}
+    earlier, claim = again.claim.earlier, again.claim
+    if earlier is None or claim.drawn_by is None:
+        if stated:
+            yield _unchecked(Topic.WORK, "whose steps were drawn to be repeated is not known here")
+        return
+    drawn = drawn_after(again.facts.run, claim.validator, earlier, *claim.drawn_by)
+    for peer, one in stated.items():
+        if peer not in drawn or one.round != earlier.round:
+            yield _differs(Topic.WORK, f"steps of round {one.round} were repeated, but not drawn", peer)
+    if again.report.unobserved is None and again.spec.trace.places:
+        for peer in sorted(set(drawn) - stated.keys()):
+            text = "was drawn, and its steps were not repeated: there was no time, or no text"
+            yield Finding(Topic.WORK, Verdict.OBSERVED, text, peer)
+
+
 def _before(again: Replay) -> Iterator[Finding]:
     """Check that the book before the round is the one after the report before."""
     report, earlier = again.report, again.claim.earlier
@@ -339,7 +324,7 @@ def _after(again: Replay) -> Iterator[Finding]:
         again.evaluated,
         [peer for peer, _ in contributing],
         {peer: row.progress for peer, row in again.rows.items() if row.progress is not None},
-        {peer: row.repetitions for peer, row in again.rows.items() if row.repetitions},
+        {peer: row.repetition for peer, row in again.rows.items() if row.repetition is not None},
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:
         return  # reported already; and folding hundreds of evaluations takes minutes

@@ -113,7 +113,7 @@ class RoundOutcome:
     contributing: frozenset[PeerId] = frozenset()
     progress: Mapping[PeerId, float] = field(default_factory=dict)
     unseen: frozenset[PeerId] = frozenset()
-    repetitions: Mapping[PeerId, tuple[Repetition, ...]] = field(default_factory=dict)
+    repetitions: Mapping[PeerId, Repetition] = field(default_factory=dict)
 
 
 def eligible(record: PeerRecord, spec: GauntletSpec) -> bool:
@@ -307,16 +307,13 @@ def _measured(record: PeerRecord, peer: PeerId, round: int, found: _Findings, sp
     return record
 
 
-def _repeated(record: PeerRecord, found: Iterable[Repetition]) -> PeerRecord:
-    for one in found:
-        failed = bool(one.declared) and not one.passed
-        record = replace(
-            record,
-            work=work_after(record.work, one),
-            repeated=record.repeated + 1,
-            unproven=record.unproven + failed,
-        )
-    return record
+def _repeated(record: PeerRecord, found: Repetition) -> PeerRecord:
+    return replace(
+        record,
+        work=work_after(record.work, found),
+        repeated=record.repeated + 1,
+        unproven=record.unproven + found.failed,
+    )
 
 
 def _there(record: PeerRecord, present: bool) -> PeerRecord:

@@ -86,7 +86,8 @@ class ValidatorFacts:
     the payloads that `Judge.compared` names and that could be fetched; `measured`: of those of
     `gauntlet.replay.measured_by`. `paid`: hotkeys as of `report.paid.block`; None if the chain's node does not have it.
     `row`: the weights on chain that were set in `report.paid.set_in`, or why they are unknown. `last`: its report of
-    the round before, None if unavailable.
+    the round before, None if unavailable. `drawn_by`: hashes of the commit deadline's and
+    the sample block of `earlier`'s round, None if unavailable.
     """
 
     validator: PeerId
@@ -99,3 +100,4 @@ class ValidatorFacts:
     paid: Sequence[Peer] | None = None
     row: ChainWeights | str = ""
     last: Report | None = None
+    drawn_by: tuple[Digest, Digest] | None = None

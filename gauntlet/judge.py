@@ -148,7 +148,7 @@ class Judge:
         evaluations: Mapping[PeerId, Evaluation],
         selected: Iterable[PeerId],
         progress: Mapping[PeerId, float],
-        repetitions: Mapping[PeerId, tuple[Repetition, ...]],
+        repetitions: Mapping[PeerId, Repetition],
     ) -> RoundOutcome:
         """Return what the round taught. committed: all that had committed by the commit deadline, seen or not.
         selected: by the votes. repetitions: of steps of rounds before."""

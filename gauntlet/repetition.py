@@ -40,10 +40,15 @@ class Repetition:
             and max(self.gradients) <= LARGEST_GRADIENT
         )
 
+    @property
+    def failed(self) -> bool:
+        """Whether it shows steps that were not made. A miner that declares no step shows no work, and has not lied."""
+        return bool(self.declared) and not self.passed
+
 
 def work_after(work: float, found: Repetition) -> float:
     """Return the share of a round's work that a hotkey is known to do, after one more repetition: nothing after one
-    that failed twice. A miner that declares no step shows no work, and has not lied."""
-    if found.declared and not found.passed:
+    that failed twice."""
+    if found.failed:
         return 0.0 if found.confirmed else UNCONFIRMED_KEEPS * work
     return WORK_KEEPS * work + (1.0 - WORK_KEEPS) * min(1.0, found.declared / found.steps)

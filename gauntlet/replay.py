@@ -13,7 +13,9 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.facts import Facts, ValidatorFacts
 from gauntlet.judge import Earlier, Judge, Model
 from gauntlet.report import Report
-from gauntlet.selection import Ranking
+from gauntlet.selection import Ranking, standing
+from gauntlet.verification import draw
+from murmur.protocol.run import Run
 from murmur.protocol.types import Digest, PeerId, Reason, Rejection
 from sparseloco.outer import OuterState
 from sparseloco.wire import Submission
@@ -136,6 +138,17 @@ def judge_of(facts: Facts, report: Report) -> Judge:
     """Return the round's rules by the book that the report states."""
     book = replace(_with_gone(report.before, report.gone), remembered=report.history)
     return Judge(facts.spec, facts.run.id, facts.round, facts.commit_hash, book)
+
+
+def drawn_after(run: Run, validator: PeerId, report: Report, commit_hash: Digest, sample_hash: Digest) -> list[PeerId]:
+    """Return whose steps of a report's round its validator has drawn to be repeated. The hashes: of the round's commit
+    deadline and sample block."""
+    rules, book = run.spec_at(report.round).gauntlet, _with_gone(report.before, report.gone)
+    twins = {peer: frozenset(row.twins) for peer, row in report.rows.items() if row.twins}
+    ranking = standing(book, report.passed, rules, report.round, commit_hash, twins)
+    repeated = {peer: record.repeated for peer, record in report.after.peers.items()}
+    candidates = [*ranking.contributing, *ranking.reserve]
+    return draw(run.id, sample_hash, report.round, validator, candidates, repeated, rules.verifications)
 
 
 def guides_of(judge: Judge, report: Report) -> list[PeerId]:

@@ -53,8 +53,8 @@ class ReportRow:
 
     `twins`: others that passed with (nearly) the same payload.
 
-    `progress`: of its update of the round before, if this round shows it. `repetitions`: what was found of its steps
-    that were repeated.
+    `progress`: of its update of the round before, if this round shows it. `repetition`: what was found of its steps
+    of the round before, if they were repeated.
 
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
     validator computed. `reveal`: the signed key that the validator read, whatever the outcome. `payload`: sha256 of the
@@ -72,7 +72,7 @@ class ReportRow:
     reveal: bytes | None = None
     payload: Digest | None = None
     twins: tuple[PeerId, ...] = ()
-    repetitions: tuple[Repetition, ...] = ()
+    repetition: Repetition | None = None
 
     @property
     def unseen(self) -> bool:
@@ -169,7 +169,7 @@ def round_report(
             reveal=reveals.get(peer.id),
             payload=payloads.get(peer.id),
             twins=tuple(sorted(checked.twins.get(peer.id, ()))),
-            repetitions=outcome.repetitions.get(peer.id, ()),
+            repetition=outcome.repetitions.get(peer.id),
         )
     gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
     return Report(outcome.round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid, unobserved)
@@ -220,10 +220,8 @@ def _row_body(
         body["gap"] = row.evaluation.gap
     if row.progress is not None:
         body["progress"] = row.progress
-    if row.repetitions:
-        body["repetitions"] = [
-            {**asdict(one), "moves": list(one.moves), "gradients": list(one.gradients)} for one in row.repetitions
-        ]
+    if (one := row.repetition) is not None:
+        body["repetition"] = {**asdict(one), "moves": list(one.moves), "gradients": list(one.gradients)}
     return body
 
 
@@ -300,7 +298,7 @@ def _row(body: dict[str, Any], listed: Mapping[str, PeerId], reveal: bytes | Non
         reveal,
         payload,
         twins,
-        tuple(_repetition(one) for one in body.get("repetitions", ())),
+        _repetition(body["repetition"]) if "repetition" in body else None,
     )
 
 

@@ -11,8 +11,6 @@ from murmur.protocol.types import MAX_UIDS
 MAX_DETAIL_CHARACTERS = 300
 MOST_STEPS = 1 << 14
 """Of a round whose steps are repeated."""
-MOST_REPETITIONS = 16
-"""Of one hotkey's steps in one report: those that were found since the last fold."""
 _MOST_REMEMBERED = 32 * MAX_UIDS
 """All hotkeys in the most rounds that a spec can ask for."""
 
@@ -112,7 +110,7 @@ class RowShape(Shape):
     work: float | UnsetType = UNSET
     repeated: U32 | UnsetType = UNSET
     unproven: U32 | UnsetType = UNSET
-    repetitions: Annotated[list[RepetitionShape], Meta(max_length=MOST_REPETITIONS)] | UnsetType = UNSET
+    repetition: RepetitionShape | UnsetType = UNSET
 
 
 class PaidShape(Shape):

@@ -31,9 +31,9 @@ def draw(
     repeated: Mapping[PeerId, int],
     count: int,
 ) -> list[PeerId]:
-    """Draw whose steps of the round a validator repeats, at most `count`, each once and in this order. block_hash: of a block after the
-    vote deadline, so that nobody knows it while work can still be changed. candidates: contributors and reserve.
-    repeated: how often each was repeated so far."""
+    """Draw whose steps of the round a validator repeats, at most `count`, each once and in this order. block_hash: of a
+    block after the vote deadline, so that nobody knows it while work can still be changed. candidates: contributors and
+    reserve. repeated: how often each was repeated so far."""
     stream = Draw("verify", run, block_hash, round, validator)
     left = {peer: FASTER ** max(0, FAMILIAR - repeated.get(peer, 0)) for peer in sorted(candidates)}
     drawn: list[PeerId] = []

@@ -175,7 +175,7 @@ class Scores:
         evaluations: Mapping[PeerId, Evaluation],
         decision: Agreed,
         found: Mapping[PeerId, float],
-        repetitions: Mapping[PeerId, tuple[Repetition, ...]],
+        repetitions: Mapping[PeerId, Repetition],
     ) -> RoundOutcome:
         """Return what the round taught. `found`: the result of `progress`. repetitions: of steps of rounds before."""
         committed = who_committed(at_commit, round, self.node.clock.commit_deadline(round))

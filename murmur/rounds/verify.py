@@ -54,7 +54,7 @@ class Verifier:
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node, self.shards = node, shards
         self._open: list[_Open] = []
-        self._found: dict[PeerId, tuple[Repetition, ...]] = {}
+        self._found: dict[PeerId, Repetition] = {}
         self._step_seconds = 0.0
         """How long a step of ours took."""
 
@@ -98,12 +98,12 @@ class Verifier:
                     # Text or theta that is not here, or a device that is too small to train: a validator judges on.
                     self._tell_of_lost(one, str(fault))
 
-    def take(self) -> Mapping[PeerId, tuple[Repetition, ...]]:
+    def take(self) -> Mapping[PeerId, Repetition]:
         """Return what was found since this was called last."""
         found, self._found = self._found, {}
         return found
 
-    def give_back(self, found: Mapping[PeerId, tuple[Repetition, ...]]) -> None:
+    def give_back(self, found: Mapping[PeerId, Repetition]) -> None:
         """Keep what was taken for a round that was not folded."""
         self._found = {**found, **self._found}
 
@@ -116,16 +116,15 @@ class Verifier:
         spec = self.node.run.spec_at(one.round)
         with self.node.state.timeline.begin("verify") as watch:
             found = self._repeat(one, spec, stopped, split=False)
-            if found is not None and found.declared and not found.passed:
+            if found is not None and found.failed:
                 again = self._repeat(one, spec, stopped, split=True)
                 found = again if again is not None and again.passed else replace(found, confirmed=again is not None)
         if found is None:
             self._tell_of_lost(one, "there was no time for it")
             return
-        self._found[one.peer] = (*self._found.get(one.peer, ()), found)
-        level = "DEBUG" if found.passed or not found.declared else "WARNING"
+        self._found[one.peer] = found
         logger.log(
-            level,
+            "WARNING" if found.failed else "DEBUG",
             "round {round}: {hotkey} declared {declared} of {steps} steps; {verdict}",
             round=one.round,
             hotkey=hotkey(one.peer),

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gauntlet.agreement import Post, abstention, named, vote_for
-from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
+from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, audit
 from gauntlet.average import Average
 from gauntlet.facts import ChainWeights
+from gauntlet.finding import Topic, Verdict
 from gauntlet.observed import Unobserved
 from gauntlet.remembered import Remembered
 from gauntlet.report import Report, parse_report

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from gauntlet.book import PeerRecord
 from gauntlet.repetition import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gauntlet.audit import Finding, Topic, Verdict
 from gauntlet.book import ScoreBook
+from gauntlet.finding import Finding, Topic, Verdict
 from gauntlet.rating import Rating
 from gauntlet.report import Paid
 from gauntlet.selection import Ranking

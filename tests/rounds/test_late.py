@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gauntlet.audit import Topic, Verdict
 from gauntlet.book import from_json, to_json
+from gauntlet.finding import Topic, Verdict
 from murmur.protocol.types import hotkey
 from murmur.rounds.collect import Collector
 from murmur.rounds.miner import Late, Miner

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gauntlet.audit import Topic, Verdict
+from gauntlet.finding import Topic, Verdict
 from gauntlet.weights import is_due
 from murmur.protocol.errors import ChainError
 from murmur.protocol.run import Run

@@ -1,17 +1,25 @@
 """Verified work in a network: validators repeat miners' steps, and pay for what they find."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gauntlet.book import PeerRecord
+from gauntlet.checks import Checked
+from gauntlet.finding import Topic, Verdict
+from gauntlet.selection import Ranking
 from murmur.lab.localnet.faults import Thin
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import hotkey
+from murmur.protocol.types import PeerId, hotkey
 from murmur.rounds.miner import Miner
+from murmur.rounds.validator import Validator
+from murmur.rounds.verify import Verifier
 from murmur.training.replica import Replica
 from tests.network import FakeNetwork
+from tests.rounds.test_audit import audits, of, stored, whole_rounds
 
 Networks = Callable[..., FakeNetwork]
 TRACED = {"trace_values": 2 * 64, "verifications": 2}
@@ -148,3 +156,31 @@ def test_a_validator_that_is_killed_loses_its_open_repetitions_and_no_more(netwo
     network.assert_agreement()
     assert record(network, "one", "miner-1").repeated >= before
     assert all(one["passed"] for one in network["one"].events("verified"))
+
+
+class Fond(Verifier):
+    """Repeats its friend's steps in place of those that are drawn."""
+
+    def draw(self, round: int, checked: Checked, ranking: Ranking, repeated: Mapping[PeerId, int]) -> None:
+        friend = max(checked.passed)
+        super().draw(round, checked, replace(ranking, contributing=(friend,), reserve=()), repeated)
+
+
+def test_an_audit_names_the_steps_that_were_not_drawn_and_nothing_of_an_honest_validator(
+    networks: Networks, tmp_path: Path
+) -> None:
+    class Partial(Validator):
+        verifying = Fond
+
+    network = networks(miners=3, validators={"one": 100, "fond": 99}, **TRACED)
+    network.start("one", "miner-1", "miner-2", "miner-3")
+    network.start("fond", role=Partial)
+    whole_rounds(network, 6)
+    found = audits(network, 5, tmp_path)["one"].findings
+    assert any("repetition" in row for row in stored(network, "one", 5)["peers"].values())
+    assert of(Verdict.DIFFERS, found) == []
+    assert Topic.WORK not in {finding.topic for finding in found}
+    friend = max(network[f"miner-{number}"].peer for number in (1, 2, 3))
+    rounds = [audits(network, round, tmp_path, "fond")["fond"].findings for round in range(2, 6)]
+    assert (Topic.WORK, friend) in {one for findings in rounds for one in of(Verdict.DIFFERS, findings)}
+    assert Topic.WORK in {topic for findings in rounds for topic, _ in of(Verdict.OBSERVED, findings)}, "the left out"

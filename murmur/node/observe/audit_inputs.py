@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from gauntlet.agreement import Tip, mirrors, outcome, refs_named
-from gauntlet.audit import Finding, Topic, Verdict, audit
+from gauntlet.audit import audit
 from gauntlet.checks import CheckFunctions
 from gauntlet.commitment import commitment
 from gauntlet.facts import ChainWeights, Facts, State, ValidatorFacts
+from gauntlet.finding import Finding, Topic, Verdict
 from gauntlet.judge import Earlier
 from gauntlet.remembered import Remembered
 from gauntlet.replay import judge_of, measured_by
@@ -311,6 +312,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         measured,
         *_paid(facts, archive.ports, validator, report),
         _report(archive, validator, facts.round - 1),
+        _drawn_by(facts, archive.ports, earlier),
     )
     return Audited(validator, report, tuple(audit(facts, claim)))
 
@@ -327,6 +329,18 @@ def _weights_without_report(facts: Facts, ports: Ports, validator: PeerId) -> It
     if me is not None and me.last_update > clock.reveal_deadline(facts.round):
         text = f"weights were set in block {me.last_update}, but no report explains them"
         yield Finding(Topic.WEIGHTS, Verdict.UNCHECKED, text)
+
+
+def _drawn_by(facts: Facts, ports: Ports, report: Report | None) -> tuple[Digest, Digest] | None:
+    """Return the hashes by which steps of the report's round were drawn: of its commit deadline and sample block."""
+    clock = facts.run.clock
+    if report is None:
+        return None
+    try:
+        hashes = [ports.chain.header(at(report.round)).hash for at in (clock.commit_deadline, clock.sample_block)]
+    except ChainError:
+        return None
+    return hashes[0], hashes[1]
 
 
 def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:
