@@ -205,12 +205,12 @@ def _row_body(
             "penalty": record.penalty,
             "eligible": eligible(record, spec),
             "peer_score": peer_score(record),
-            "worth": worth(record),
             "presence": record.presence,
-            "work": record.work,
-            "repeated": record.repeated,
-            "unproven": record.unproven,
         }
+        if spec.trace_values:
+            body |= {"work": record.work, "repeated": record.repeated, "unproven": record.unproven}
+        else:
+            body["worth"] = worth(record)
     if row.evaluation is not None:
         body["loss_score"] = {
             "assigned": _finite(row.evaluation.score.assigned),

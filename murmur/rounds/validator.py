@@ -146,6 +146,8 @@ class Validator:
             "evaluated": num_evaluated,
             "rejected": dict(Counter(str(rejection.reason) for rejection in checked.rejected.values())),
             "selected": len(decision.selection.contributing) if decision.selection is not None else 0,
+            "drawn": self.verifier.drawn,
+            "verified": self.verifier.verified,
             "unobserved": unobserved,
             "loss": loss,
             "set_in": paid.set_in if paid is not None else None,

@@ -18,7 +18,9 @@ from gauntlet.selection import Ranking
 from gauntlet.verification import compare, draw
 from murmur.data.shards import Shards
 from murmur.node.node import Node
+from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import round_seconds
+from murmur.node.telemetry.trouble import Trouble
 from murmur.protocol.assignment import assigned
 from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.spec import RunSpec
@@ -31,7 +33,8 @@ from sparseloco.trace import Trace
 
 SPARE_STEPS = 2.0
 """Steps' time before the commit deadline at which a repetition ends."""
-
+PATIENCE_ROUNDS = 3
+"""Rounds on end in which nothing that was drawn was repeated, until that is a trouble."""
 
 FORGETS = 0.9
 """What is kept of a step's measured time when there is none to measure it again: a slow moment is not for good."""
@@ -57,6 +60,12 @@ class Verifier:
         self._found: dict[PeerId, Repetition] = {}
         self._step_seconds = 0.0
         """How long a step of ours took."""
+        self._in_vain = 0
+        """Rounds on end in which nothing that was drawn was repeated."""
+        self._why = ""
+        """Why a repetition was given up last."""
+        self.drawn, self.verified = 0, 0
+        """Of how many miners steps were to be repeated in this round, and of how many they were."""
 
     def draw(self, round: int, checked: Checked, ranking: Ranking, repeated: Mapping[PeerId, int]) -> None:
         """Draw whose steps of the round are repeated: of contributors and reserve, in our own order. repeated: how
@@ -78,6 +87,7 @@ class Verifier:
     def work(self, round: int) -> None:
         """Repeat what was drawn in the round before, until `round`'s commitments have to be read."""
         tasks, self._open = self._open, []
+        self.drawn, self.verified = len(tasks), 0
         if not tasks:
             return
         clock = self.node.clock
@@ -97,6 +107,12 @@ class Verifier:
                 except (ConfigError, StorageError, ValueError) as fault:
                     # Text or theta that is not here, or a device that is too small to train: a validator judges on.
                     self._tell_of_lost(one, str(fault))
+        self.verified = len(self._found)
+        self._in_vain = 0 if self._found else self._in_vain + 1
+        if self._found:
+            self.node.troubles.mended(round, About.VERIFICATION)
+        elif self._in_vain >= PATIENCE_ROUNDS:
+            self.node.troubles.tell(round, Trouble("verifies_nobody", self._why))
 
     def take(self) -> Mapping[PeerId, Repetition]:
         """Return what was found since this was called last."""
@@ -178,6 +194,7 @@ class Verifier:
         return sequences(self.shards.train, pages, spec.model.context)[: steps * spec.inner.sequences]
 
     def _tell_of_lost(self, one: _Open, why: str) -> None:
+        self._why = why
         told = "round {round}: the steps of {hotkey} are not verified: {why}"
         logger.info(told, round=one.round, hotkey=hotkey(one.peer), why=why)
         self.node.state.events.emit("unverified", one.round, peer=hotkey(one.peer), why=why)

@@ -56,6 +56,7 @@ def test_every_panel_and_every_rule_asks_for_metrics_that_there_are(tmp_path: Pa
             "murmur_faults",
             "murmur_guesses",
             "murmur_moved_bytes",
+            "murmur_verified",
         }
     ), "what is exported and never looked at"
     assert len({rule["alert"] for rule in rules}) == len(rules)

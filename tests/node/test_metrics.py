@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.node.telemetry.events import Events, last_events
-from murmur.node.telemetry.metrics import FAULTS, GUESSES, LAST_ERROR_CHARACTERS, Metrics
+from murmur.node.telemetry.metrics import FAULTS, GUESSES, LAST_ERROR_CHARACTERS, VERDICTS, Metrics
 from murmur.protocol.errors import ConfigError
 
 
@@ -41,9 +41,20 @@ def test_a_node_that_has_done_nothing_exports_its_run_and_its_disk_alone(metrics
         "murmur_moved_bytes_total{down}",
         *(f"murmur_faults_total{{{kind}}}" for kind in FAULTS),
         *(f"murmur_guesses_total{{{kind}}}" for kind in GUESSES),
+        *(f"murmur_verified_total{{{kind}}}" for kind in VERDICTS),
     }
-    assert not any(found[name] for name in found if name.startswith(("murmur_faults", "murmur_guesses")))
+    counted = ("murmur_faults", "murmur_guesses", "murmur_verified")
+    assert not any(found[name] for name in found if name.startswith(counted))
     assert found["murmur_disk_free_bytes"] > 0
+
+
+def test_verdicts_are_counted(metrics: Metrics, tmp_path: Path) -> None:
+    events = Events(tmp_path / "events.jsonl", "w/default", see=metrics.see)
+    for passed, declared in ((True, 20), (True, 10), (False, 20), (False, 0)):
+        events.emit("verified", 3, peer="5", passed=passed, declared=declared, confirmed=True, seconds={"verify": 1.0})
+    events.emit("unverified", 3, peer="5", why="no time")
+    found = samples(metrics)
+    assert [found[f"murmur_verified_total{{{kind}}}"] for kind in VERDICTS] == [2, 1, 1, 1]
 
 
 def test_what_a_miner_tells_is_what_is_scraped(metrics: Metrics, tmp_path: Path) -> None:
@@ -146,7 +157,11 @@ def test_a_restart_goes_on_where_the_node_was_and_counts_no_fault_twice(metrics:
     later = Metrics("the-run", tmp_path, 60.0)
     later.recall(last_events(path), 2e9, validates=True)
     after = samples(later)
-    counters = {name for name in after if name.startswith(("murmur_faults_total", "murmur_guesses_total"))}
+    counters = {
+        name
+        for name in after
+        if name.startswith(("murmur_faults_total", "murmur_guesses_total", "murmur_verified_total"))
+    }
     gauges = before.keys() - counters - {"murmur_disk_free_bytes"}
     assert {name: after[name] for name in gauges} == {name: before[name] for name in gauges}
     assert after["murmur_rounds_missed"] == 3

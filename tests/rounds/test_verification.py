@@ -122,6 +122,11 @@ def test_a_validator_that_cannot_train_says_so_judges_on_and_pays_by_presence(
     network.assert_agreement()
     assert network["one"].events("verified") == []
     assert "out of memory" in network["one"].events("unverified")[-1]["why"]
+    trouble, *_ = network["one"].events("trouble")
+    assert (trouble["cause"], trouble["round"]) == ("verifies_nobody", 3)
+    assert "out of memory" in trouble["detail"]
+    judged = network["one"].events("judged")[-1]
+    assert (judged["drawn"], judged["verified"]) == (2, 0)
     assert set(last_weights(network, "one")) == {"miner-1", "miner-2"}
 
 

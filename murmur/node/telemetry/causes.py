@@ -22,6 +22,7 @@ class About(StrEnum):
     RUN = "run"
     WEIGHTS = "weights"
     DISK = "disk"
+    VERIFICATION = "verification"
     PROCESS = "process"
 
 
@@ -375,6 +376,13 @@ CAUSES: Mapping[str, Cause] = {
         "none of the node's last rounds counted",
         "they are not paid",
         "murmur explain HOTKEY says why, by which number, and what to do",
+    ),
+    "verifies_nobody": Cause(
+        About.VERIFICATION,
+        Owner.YOU,
+        "this validator has repeated no miner's steps for three rounds",
+        "it pays for work that it has not seen, and finds no cheat; its votes and scores count as before",
+        "murmur plan says what a validator of this run needs. It judges on without that",
     ),
     "never_began": Cause(
         About.PROCESS,

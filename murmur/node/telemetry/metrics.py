@@ -35,6 +35,7 @@ FAULTS = (
 TROUBLE_LABELS = ("about", "cause", "owner", "says", "costs", "do")
 """Constant words of a cause (murmur/node/telemetry/causes.py): an alert shows them."""
 GUESSES = ("right", "wrong")
+VERDICTS = ("as_shown", "not_as_shown", "none_shown", "given_up")
 ROUND_PLANNED = "planned length of a round; where none is planned, the longest of the last four"
 ROUND_TIMESTAMP = "when a decision was last applied; before the first one, when the node began"
 COUNTED_TIMESTAMP = "when it last contributed or judged; before that, when it began"
@@ -72,7 +73,10 @@ class Metrics:
         self._guesses = Counter(
             "murmur_guesses", "selections that were expected before they were agreed", ["guess"], registry=self.registry
         )
-        for counter, kinds in ((self._faults, FAULTS), (self._guesses, GUESSES)):
+        self._verified = Counter(
+            "murmur_verified", "drawn miners whose steps were repeated, or not", ["verdict"], registry=self.registry
+        )
+        for counter, kinds in ((self._faults, FAULTS), (self._guesses, GUESSES), (self._verified, VERDICTS)):
             for kind in kinds:  # start at 0: Prometheus sees no increase in a counter that begins at 1
                 counter.labels(kind)
         self._troubles = Gauge(
@@ -112,6 +116,8 @@ class Metrics:
         kind = event["event"]
         if kind == "applied" and event["guess"] is not None:
             self._guesses.labels(event["guess"]).inc()
+        elif kind in ("verified", "unverified"):
+            self._verified.labels(_verdict(event)).inc()
         elif kind in FAULTS:
             self._faults.labels(kind).inc()
 
@@ -195,3 +201,9 @@ class Metrics:
 
     def _note(self, message: Any) -> None:
         self._error.info({"message": one_line(message.record["message"], LAST_ERROR_CHARACTERS)})
+
+
+def _verdict(event: Mapping[str, Any]) -> str:
+    if event["event"] == "unverified":
+        return "given_up"
+    return "as_shown" if event["passed"] else "not_as_shown" if event["declared"] else "none_shown"

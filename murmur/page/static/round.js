@@ -14,6 +14,7 @@ async function detail(number) {
 // --- why ---------------------------------------------------------------------------------------------------------
 
 const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu", "rating"], ["proof", "proof of computation"],
+  ["work", "work: steps that it is known to make", percent], ["repeated", "rounds repeated"], ["unproven", "of these not as shown"],
   ["worth", "worth: progress in honest ones"], ["score", "LossScore, averaged"], ["gap", "gap in this round"],
   ["progress", "progress of the round before"], ["presence", "presence: share of rounds"], ["evaluations", "evaluations"],
   ["contributed", "rounds contributed"], ["faults", "faults"], ["penalty", "penalty"]];
