@@ -105,9 +105,6 @@ def report(round: int, peers: dict[PeerId, Uid]) -> Report:
         scores=seen,
         usual_scores=seen,
         assigned_scores=seen,
-        progress=seen,
-        usual_progress=seen,
-        progress_variances=seen,
         evaluations=17,
         last_evaluated=max(0, round - 1),
         contributed=11,
@@ -120,7 +117,6 @@ def report(round: int, peers: dict[PeerId, Uid]) -> Report:
             detail="its proof is not that of the state at the round's start" if uid % 9 == 8 else "",
             contributing=uid % 9 < 8,
             evaluation=Evaluation(LossScore(0.01234567, 0.00765432), 0.1234567, 3),
-            progress=0.01234567,
             reveal=bytes(REVEAL_BYTES),
             payload=Digest(bytes([uid % 256]) * 32),
         )

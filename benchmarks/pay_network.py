@@ -3,8 +3,8 @@ outer step is applied. Bounds, samples, probes, book, selection and weights are 
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,13 @@ from pay_trainers import Rule
 from pay_workers import WORKERS, View, Worker
 from tiny_spec import Changes, spec_with, word
 
-from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
+from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
-from gauntlet.progress import BEFORE, MEASURED_VALUES, progress, shown
-from gauntlet.remembered import Remembered, guides, looked_at
 from gauntlet.repetition import Repetition
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
-from gauntlet.sketch import Sample, Sketch
 from gauntlet.verification import compare, draw
 from gauntlet.weights import weights
 from murmur.data.shards import Shards
@@ -98,7 +95,6 @@ class Validator:
         contributing: frozenset[PeerId],
         replica: Replica,
         uids: Mapping[PeerId, Uid],
-        went_on: Mapping[PeerId, float],
         traces: Mapping[PeerId, Trace],
     ) -> dict[PeerId, Evaluation]:
         """Evaluate, fold and pay one round, and repeat steps of it. traces: what hotkeys show."""
@@ -110,7 +106,7 @@ class Validator:
         with Prober(replica, view.train, gauntlet.probe_step) as prober:
             found = evaluate(prober.losses, passed, bounded(passed, replica.outer), drawn, against)
         checked = Checked(passed, {}, frozenset(passed), {}, {})
-        outcome = RoundOutcome(view.round, checked, found, contributing, went_on, repetitions=self.found)
+        outcome = RoundOutcome(view.round, checked, found, contributing, repetitions=self.found)
         self.book = fold(self.book, outcome, gauntlet)
         self.weights = weights(self.book, ranking, uids, OWNER, gauntlet)
         self.found = self.repeat(view, [*ranking.contributing, *ranking.reserve], traces, replica)
@@ -203,7 +199,6 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
     judge, copied, step = Replica(spec, theta), dict[Uid, float](), None
     updates: dict[PeerId, Update] = {}
     rounds: list[Line] = []
-    history: list[Mapping[PeerId, Update]] = []
     first_loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
     for number in range(plan.rounds):
         page_hash = word("page", seed, number)
@@ -211,10 +206,8 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         updates = {peer: update for worker in workers for peer, update in worker.send(view).items()}
         passed = {peer: Submission(peer, number, judge.digest(), updates[peer]) for peer in sorted(updates)}
         contributing = frozenset(validators[0].ranking(number, passed).contributing)
-        went_on = measured(spec, word("commit", run.hex(), number), history, passed, contributing, validators[0].book)
-        history = [*history, updates][-1 - BEFORE :]
         traces = {peer: trace for worker in workers for peer, trace in worker.traces.items()}
-        judged = [validator.judge(view, passed, contributing, judge, uids, went_on, traces) for validator in validators]
+        judged = [validator.judge(view, passed, contributing, judge, uids, traces) for validator in validators]
         posted = {validator.peer: validator.weights for validator in validators}
         paid = pooled(posted, stakes)
         trust = left(posted | {PeerId(word("copying")): copied}, stakes)
@@ -230,36 +223,12 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         rounds.append({"loss": loss, "trust": list(trust.values())})
         for worker in workers:
             rounds[-1][worker.name] = _seen(worker, updates, contributing, paid, uids, judged[0])
-            rounds[-1][worker.name]["progress"] = [went_on.get(peer) for peer in worker.hotkeys]
         sys.stderr.write(f"{plan.network} seed {seed} round {number} loss {loss:.3f}\n")
     return key | {
         "workers": {worker.name: {"kind": worker.kind, "work": worker.work / plan.rounds} for worker in workers},
         "first_loss": first_loss,
         "by_round": rounds,
     }
-
-
-def measured(
-    spec: RunSpec,
-    commit_hash: Digest,
-    history: Sequence[Mapping[PeerId, Update]],
-    passed: Mapping[PeerId, Submission],
-    contributing: Collection[PeerId],
-    book: ScoreBook,
-) -> dict[PeerId, float]:
-    """Progress of the last round's updates, the last of `history`."""
-    good = trusted(book, passed, spec.gauntlet)
-    leading = guides(contributing, good, ())
-    sample, number = Sample(spec.layout, commit_hash, MEASURED_VALUES), len(history)
-    sent = {
-        Remembered(round, peer, update.digest): update
-        for round, updates in enumerate(history)
-        for peer, update in updates.items()
-    }
-    named = looked_at(sent, number, good, leading)
-    past = [Sketch(name.peer, name.round, name.payload, sample.excerpt(sent[name].records)) for name in named]
-    now = {peer: replace(passed[peer], round=number) for peer in leading}
-    return progress(sample, shown(sample, leading, now), past, named)
 
 
 def _validators(network: str) -> int:

@@ -4,7 +4,6 @@ It comes from one validator's report alone: the validator's own claims, which an
 """
 
 from collections.abc import Iterator
-from math import sqrt
 from statistics import median
 
 from gauntlet.average import error
@@ -18,7 +17,6 @@ from gauntlet.repetition import (
 )
 from gauntlet.report import Report, ReportRow
 from gauntlet.selection import peer_score
-from gauntlet.weights import honest_progress, worth
 from murmur.protocol.spec import GauntletSpec
 from murmur.protocol.types import PeerId, Reason, Standing, hotkey
 
@@ -55,10 +53,6 @@ LEARNING = "wait and see: {evaluations} of about {settled} evaluations that it t
 DOUBTED = "its gap is nearer to what is needed than it errs: go on training every inner step, on the assigned pages"
 WEAK = "it contributes, but its proof of computation is below that of honest work: train every inner step, on the "
 WEAK += "assigned pages only"
-LESS = (
-    "it contributes, but the others go on with less of its work than of an honest one's: train every inner step, with "
-)
-LESS += "the run's settings"
 OFTEN_ENOUGH = 0.9
 """A miner with a lower presence is advised about it; one missed round leaves a higher presence."""
 AWAY = "it contributes, but was not there in several of the last rounds, and its pay falls with their share: keep it "
@@ -101,12 +95,6 @@ def gap_error(record: PeerRecord, spec: GauntletSpec) -> float:
     return spec.proof_allowance / ALLOWANCE_DEVIATIONS * error(record.evaluations, spec.proof_decay)
 
 
-def worth_error(record: PeerRecord, spec: GauntletSpec) -> float:
-    """Return the standard error of the worth, from the variance of honest progress in a round."""
-    unit = honest_progress(record)
-    return sqrt(record.progress_variances.value) * record.progress.error(spec.score_decay) / unit if unit else 0.0
-
-
 def advice(row: ReportRow, record: PeerRecord | None, spec: GauntletSpec) -> str:
     """Return the advice to a hotkey. `record`: after the round."""
     code = row.rejected or row.standing
@@ -122,11 +110,8 @@ def advice(row: ReportRow, record: PeerRecord | None, spec: GauntletSpec) -> str
         return DOUBTED
     if record.gaps.value + 2 * gap_error(record, spec) < record.units.value:
         return WEAK
-    if spec.trace_values:
-        if (told := _work_advice(row, record)) is not None:
-            return told
-    elif worth(record) + 2 * worth_error(record, spec) < 1.0:
-        return LESS
+    if spec.trace_values and (told := _work_advice(row, record)) is not None:
+        return told
     return AWAY if record.presence < OFTEN_ENOUGH else CONTRIBUTING
 
 
@@ -206,8 +191,6 @@ def _changes(row: ReportRow, before: PeerRecord | None, after: PeerRecord | None
         score = row.evaluation.score
         losses = f"LossScore {score.unassigned:.4f} on unassigned data, {score.assigned:.4f} on its own"
         yield f"evaluated in this round: {losses}, gap {row.evaluation.gap:+.3f}"
-    if row.progress is not None:
-        yield f"what it sent in the round before showed in this one: progress {row.progress:+.4f}"
     if row.repetition is not None:
         yield repeated(row.repetition)
     if after is None:
@@ -247,15 +230,12 @@ def _numbers(record: PeerRecord, spec: GauntletSpec) -> dict[str, str]:
     proof = "unknown"
     if record.proof is not None:
         proof = f"{record.proof:.2f} ± {gap_error(record, spec) / record.units.value:.2f}"
-    if spec.trace_values:
-        pay = {"work": f"{record.work:.2f} (repeated {record.repeated} times, {record.unproven} not as shown)"}
-    else:
-        pay = {"worth": f"{worth(record):.2f} ± {worth_error(record, spec):.2f}"}
+    work = {"work": f"{record.work:.2f} (repeated {record.repeated} times, {record.unproven} not as shown)"}
     return {
         "PeerScore": f"{peer_score(record):.2f}",
         "rating": f"{record.rating.mu:.2f} ± {record.rating.sigma:.2f}",
         "proof": proof,
-        **pay,
+        **(work if spec.trace_values else {}),
         "presence": f"{record.presence:.2f}",
         "penalty": f"{record.penalty:.2f}",
     }

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from math import isnan
 
 from gauntlet.agreement import named, vote_by
-from gauntlet.book import ScoreBook, fold, is_kept
+from gauntlet.book import ScoreBook, fold
 from gauntlet.commitment import who_committed
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import ChainWeights, Facts, ValidatorFacts
 from gauntlet.finding import Finding, Topic, Verdict
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
-from gauntlet.remembered import Remembered
+from gauntlet.remembered import Remembered, compared
 from gauntlet.replay import OBSERVED_BYTES, Replay, drawn_after
 from gauntlet.report import Report, ReportRow
 from gauntlet.weights import differing, is_due, lasting, weights
@@ -28,13 +28,11 @@ SCORE_TOLERANCE = 0.001
 GAP_TOLERANCE = 0.02
 """Tolerances of a stated LossScore, in nats a token, and of a gap, in shares of comparisons. The same device gives the
 same bits. Another one rounds differently, and bf16 coarsely: at most 0.0005 and 0.008 were measured (docs/audit.md)."""
-PROGRESS_TOLERANCE = 1e-6
-"""Tolerance of a progress: float64 sums of some thousand products, added in another order."""
 _OF_OTHERS = {Reason.NORM, Reason.COPY}
 """Reasons that depend on other peers' payloads."""
 _READ_LATER = {*OBSERVED_BYTES, Reason.UNREVEALED}
 """Rejections that another node's copy could have cured after the validator looked."""
-_USUAL = ("unit", "usual_score", "score_variance", "usual_progress", "progress_variance")
+_USUAL = ("unit", "usual_score", "score_variance")
 """The fields of a book that describe honest peers."""
 
 
@@ -49,7 +47,6 @@ def audit(facts: Facts, claim: ValidatorFacts) -> list[Finding]:
         _vote,
         _sample,
         _scores,
-        _progress,
         _work,
         _before,
         _observed,
@@ -204,27 +201,6 @@ def _scores(again: Replay) -> Iterator[Finding]:
             yield _differs(Topic.SCORES, text, peer)
 
 
-def _progress(again: Replay) -> Iterator[Finding]:
-    """Check that stated progress equals ours, up to the order in which machines add."""
-    stated = {peer: row.progress for peer, row in again.rows.items() if row.progress is not None}
-    if again.progress and not stated:
-        text = "says nothing of progress: payloads that it follows from were lost to it"
-        yield Finding(Topic.PROGRESS, Verdict.OBSERVED, text)
-        return
-    if again.unmeasured:
-        if stated:
-            yield _unchecked(Topic.PROGRESS, f"progress was not measured again: {again.unmeasured}")
-        return
-    for peer in sorted(stated.keys() | again.progress.keys()):
-        theirs, ours = stated.get(peer), again.progress.get(peer)
-        if theirs is None or ours is None or abs(theirs - ours) > PROGRESS_TOLERANCE:
-            yield _differs(Topic.PROGRESS, f"progress {_told(theirs)} stated, {_told(ours)} by the payloads", peer)
-
-
-def _told(value: float | None) -> str:
-    return "none" if value is None else f"{value:.6g}"
-
-
 def _work(again: Replay) -> Iterator[Finding]:
     """Check that the repeated steps are those that were drawn when the book before was made. What they show, only
     another execution of them can tell."""
@@ -276,7 +252,7 @@ def _before(again: Replay) -> Iterator[Finding]:
         yield _differs(Topic.BOOK, "another number of hotkeys was ever evaluated than the round before left")
     rules = again.facts.run.spec_at(earlier.round).gauntlet
     known = {*earlier.history, *_payloads(earlier)}
-    kept = {past for past in known if is_kept(past, earlier.round, earlier.after.peers, rules)}
+    kept = set(compared(known, earlier.round + 1, rules.copy_rounds))
     # For a hotkey that is not registered any more the report does not show the record.
     open_ones = {past for past in known if past.peer not in earlier.rows}
     if not kept <= set(report.history) <= kept | open_ones:
@@ -323,7 +299,6 @@ def _after(again: Replay) -> Iterator[Finding]:
         committed,
         again.evaluated,
         [peer for peer, _ in contributing],
-        {peer: row.progress for peer, row in again.rows.items() if row.progress is not None},
         {peer: row.repetition for peer, row in again.rows.items() if row.repetition is not None},
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:

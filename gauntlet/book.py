@@ -13,12 +13,12 @@ from gauntlet.average import NOTHING, Average, error
 from gauntlet.evaluation import Evaluation
 from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
-from gauntlet.remembered import Remembered
+from gauntlet.remembered import Remembered, compared
 from gauntlet.repetition import Repetition, work_after
 from gauntlet.shapes import BookShape
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.messages import canonical_json, from_hex, parse_as
-from murmur.protocol.spec import PROGRESS_ROUNDS, GauntletSpec
+from murmur.protocol.spec import GauntletSpec
 from murmur.protocol.types import Digest, PeerId
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class PeerRecord:
 
     Averages over the same evaluations: `gaps` and `units` its gap and the honest one, in shares of comparisons; in nats
     a token `scores` and `usual_scores` the LossScore on unassigned data and the honest one, `score_variances` by how
-    much honest ones differ (squared), `assigned_scores` for display. Over the rounds in which it was measured
-    (gauntlet/progress.py): its `progress`, the honest one as `usual_progress`, and `progress_variances`.
+    much honest ones differ (squared), `assigned_scores` for display.
     `work`: the share of a round's work that it is known to do, as far as its steps were `repeated`, `unproven` times in
     vain (gauntlet/verification.py). `penalty` is taken off the proof in PeerScore: each fault adds, each clean round
     takes away a quarter of it.
@@ -63,9 +62,6 @@ class PeerRecord:
     usual_scores: Average = NOTHING
     score_variances: Average = NOTHING
     assigned_scores: Average = NOTHING
-    progress: Average = NOTHING
-    usual_progress: Average = NOTHING
-    progress_variances: Average = NOTHING
     evaluations: int = 0
     last_evaluated: int | None = None
     contributed: int = 0
@@ -86,32 +82,29 @@ class PeerRecord:
 class ScoreBook:
     """`round` is the last one folded, -1 in a fresh book; `unit`, `usual_score` and `score_variance` the running honest
     gap, honest LossScore on unassigned data and how much honest ones differ (squared), for rounds in which too few are
-    evaluated to tell, `usual_progress` and `progress_variance` the same of progress; `remembered` names the payloads
-    that later ones are compared with (`is_kept`), whose records stand elsewhere; `unobserved` how many rounds were
-    passed over because peers were unreadable, less what the observed ones since gave back (gauntlet/observed.py)."""
+    evaluated to tell; `remembered` names the payloads that later ones are compared with, whose records stand elsewhere;
+    `unobserved` how many rounds were passed over because peers were unreadable, less what the observed ones since gave
+    back (gauntlet/observed.py)."""
 
     round: int = -1
     peers: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
     unit: Average = NOTHING
     usual_score: Average = NOTHING
     score_variance: Average = NOTHING
-    usual_progress: Average = NOTHING
-    progress_variance: Average = NOTHING
     remembered: tuple[Remembered, ...] = ()
     unobserved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """Everything that a round taught: the fast checks, the evaluations, who was selected (empty for a void round), the
-    progress of who sent something in the round before, who committed and was not looked at (we know nothing of it), and
-    what was found of the steps that were repeated since the last fold."""
+    """Everything that a round taught: the fast checks, the evaluations, who was selected (empty for a void round), who
+    committed and was not looked at (we know nothing of it), and what was found of the steps of the round before that
+    were repeated."""
 
     round: int
     checked: "Checked"
     evaluations: Mapping[PeerId, Evaluation]
     contributing: frozenset[PeerId] = frozenset()
-    progress: Mapping[PeerId, float] = field(default_factory=dict)
     unseen: frozenset[PeerId] = frozenset()
     repetitions: Mapping[PeerId, Repetition] = field(default_factory=dict)
 
@@ -150,18 +143,8 @@ def in_doubt(record: PeerRecord, spec: GauntletSpec) -> bool:
 
 
 def trusted(book: ScoreBook, peers: Iterable[PeerId], spec: GauntletSpec) -> list[PeerId]:
-    """Of these peers the eligible ones, sorted: who shows what is usual and where the run goes, and whose progress is
-    measured."""
+    """Of these peers the eligible ones, sorted: who shows what is usual."""
     return [peer for peer in sorted(peers) if peer in book.peers and eligible(book.peers[peer], spec)]
-
-
-def is_kept(past: Remembered, round: int, peers: Mapping[PeerId, PeerRecord], spec: GauntletSpec) -> bool:
-    """Whether a payload is remembered after `round`, with these records: for `copy_rounds` rounds to find copies of it,
-    and of an eligible peer as long as `progress` looks at it."""
-    if past.round > round - spec.copy_rounds:
-        return True
-    record = peers.get(past.peer)
-    return past.round > round - PROGRESS_ROUNDS and record is not None and eligible(record, spec)
 
 
 def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBook:
@@ -173,19 +156,14 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
     found = _findings(book, outcome, spec)
     peers = _folded(book, outcome, found, spec)
     usual_score, score_variance = found.scores.push(book.usual_score, book.score_variance, spec.unit_decay)
-    usual_progress, progress_variance = found.progress.push(
-        book.usual_progress, book.progress_variance, spec.unit_decay
-    )
-    remembered = sorted({*book.remembered, *outcome.checked.remember})
+    remembered = compared({*book.remembered, *outcome.checked.remember}, outcome.round + 1, spec.copy_rounds)
     return ScoreBook(
         outcome.round,
         {peer: peers[peer] for peer in sorted(peers)},
         book.unit.push(found.unit, spec.unit_decay) if found.evaluated else book.unit,
         usual_score,
         score_variance,
-        usual_progress,
-        progress_variance,
-        tuple(past for past in remembered if is_kept(past, outcome.round, peers, spec)),
+        tuple(sorted(remembered)),
         max(0.0, book.unobserved - REGAINED),
     )
 
@@ -212,7 +190,6 @@ class _Findings:
     evaluated: Mapping[PeerId, Evaluation]
     unit: float
     scores: _Track
-    progress: _Track
     failed: frozenset[PeerId]
 
 
@@ -232,17 +209,8 @@ def _findings(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> _Fi
         evaluated,
         unit,
         _Track(scores, usual_score, usual_variance(trusted_scores, book.score_variance)),
-        _progress(book, outcome),
         frozenset(checked.committed & set(checked.rejected) | copies),
     )
-
-
-def _progress(book: ScoreBook, outcome: RoundOutcome) -> _Track:
-    moved = {peer: outcome.progress[peer] for peer in sorted(outcome.progress) if peer in book.peers}
-    usual_progress = usual(moved.values(), moved.values(), book.usual_progress)
-    if usual_progress <= 0.0:
-        moved = {}  # the honest go apart: a round that says nothing of anybody's work
-    return _Track(moved, usual_progress, usual_variance(moved.values(), book.progress_variance))
 
 
 def _folded(
@@ -250,7 +218,7 @@ def _folded(
 ) -> Mapping[PeerId, PeerRecord]:
     """Every record after the round."""
     checked, evaluated = outcome.checked, found.evaluated
-    seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing, *found.progress.mine})
+    seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing})
     peers = dict(book.peers) | {p: PeerRecord(first_seen=outcome.round) for p in seen if p not in book.peers}
     ratings = rate(
         {peer: peers[peer].rating for peer in {*evaluated, *found.failed}},
@@ -281,30 +249,21 @@ def _folded(
 
 def _measured(record: PeerRecord, peer: PeerId, round: int, found: _Findings, spec: GauntletSpec) -> PeerRecord:
     """The record with what the round measured of its peer."""
-    scores, progress = found.scores, found.progress
-    if peer in found.evaluated:
-        evaluation = found.evaluated[peer]
-        usual_scores, variances = scores.push(record.usual_scores, record.score_variances, spec.score_decay)
-        record = replace(
-            record,
-            gaps=record.gaps.push(evaluation.gap, spec.proof_decay),
-            units=record.units.push(found.unit, spec.proof_decay),
-            scores=record.scores.push(scores.mine[peer], spec.score_decay),
-            usual_scores=usual_scores,
-            score_variances=variances,
-            assigned_scores=record.assigned_scores.push(_score(evaluation.score.assigned), spec.score_decay),
-            evaluations=record.evaluations + 1,
-            last_evaluated=round,
-        )
-    if peer in progress.mine:
-        usual_progress, variances = progress.push(record.usual_progress, record.progress_variances, spec.score_decay)
-        record = replace(
-            record,
-            progress=record.progress.push(progress.mine[peer], spec.score_decay),
-            usual_progress=usual_progress,
-            progress_variances=variances,
-        )
-    return record
+    if peer not in found.evaluated:
+        return record
+    evaluation, scores = found.evaluated[peer], found.scores
+    usual_scores, variances = scores.push(record.usual_scores, record.score_variances, spec.score_decay)
+    return replace(
+        record,
+        gaps=record.gaps.push(evaluation.gap, spec.proof_decay),
+        units=record.units.push(found.unit, spec.proof_decay),
+        scores=record.scores.push(scores.mine[peer], spec.score_decay),
+        usual_scores=usual_scores,
+        score_variances=variances,
+        assigned_scores=record.assigned_scores.push(_score(evaluation.score.assigned), spec.score_decay),
+        evaluations=record.evaluations + 1,
+        last_evaluated=round,
+    )
 
 
 def _repeated(record: PeerRecord, found: Repetition) -> PeerRecord:
@@ -326,7 +285,7 @@ def _score(value: float) -> float:
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 7
+_VERSION = 8
 
 
 def to_body(book: ScoreBook) -> dict[str, Any]:
@@ -337,8 +296,6 @@ def to_body(book: ScoreBook) -> dict[str, Any]:
         "unit": _average_body(book.unit),
         "usual_score": _average_body(book.usual_score),
         "score_variance": _average_body(book.score_variance),
-        "usual_progress": _average_body(book.usual_progress),
-        "progress_variance": _average_body(book.progress_variance),
         "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
         "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
         "unobserved": book.unobserved,
@@ -364,8 +321,6 @@ def from_body(body: dict[str, Any]) -> ScoreBook:
             Average(*body["unit"]),
             Average(*body["usual_score"]),
             Average(*body["score_variance"]),
-            Average(*body["usual_progress"]),
-            Average(*body["progress_variance"]),
             _remembered(body["remembered"]),
             body["unobserved"],
         )
@@ -388,9 +343,6 @@ def _record_body(record: PeerRecord) -> dict[str, Any]:
         "usual_scores": _average_body(record.usual_scores),
         "score_variances": _average_body(record.score_variances),
         "assigned_scores": _average_body(record.assigned_scores),
-        "progress": _average_body(record.progress),
-        "usual_progress": _average_body(record.usual_progress),
-        "progress_variances": _average_body(record.progress_variances),
         "evaluations": record.evaluations,
         "last_evaluated": record.last_evaluated,
         "contributed": record.contributed,
@@ -413,9 +365,6 @@ def _record(body: dict[str, Any]) -> PeerRecord:
         usual_scores=Average(*body["usual_scores"]),
         score_variances=Average(*body["score_variances"]),
         assigned_scores=Average(*body["assigned_scores"]),
-        progress=Average(*body["progress"]),
-        usual_progress=Average(*body["usual_progress"]),
-        progress_variances=Average(*body["progress_variances"]),
         evaluations=body["evaluations"],
         last_evaluated=body["last_evaluated"],
         contributed=body["contributed"],

@@ -83,11 +83,10 @@ class ValidatorFacts:
 
     `shown`: the table of hotkeys in the document. `earlier`: its report of the round after which its book before was
     made, None if unavailable. `skipped`: a later round before this one that it reported nevertheless. `sketches`: of
-    the payloads that `Judge.compared` names and that could be fetched; `measured`: of those of
-    `gauntlet.replay.measured_by`. `paid`: hotkeys as of `report.paid.block`; None if the chain's node does not have it.
-    `row`: the weights on chain that were set in `report.paid.set_in`, or why they are unknown. `last`: its report of
-    the round before, None if unavailable. `drawn_by`: hashes of the commit deadline's and
-    the sample block of `earlier`'s round, None if unavailable.
+    the payloads that `Judge.compared` names and that could be fetched. `paid`: hotkeys as of `report.paid.block`; None
+    if the chain's node does not have it. `row`: the weights on chain that were set in `report.paid.set_in`, or why they
+    are unknown. `last`: its report of the round before, None if unavailable. `drawn_by`: hashes of the commit
+    deadline's and the sample block of `earlier`'s round, None if unavailable.
     """
 
     validator: PeerId
@@ -96,7 +95,6 @@ class ValidatorFacts:
     earlier: Report | None = None
     skipped: int | None = None
     sketches: tuple[Sketch, ...] = ()
-    measured: tuple[Sketch, ...] = ()
     paid: Sequence[Peer] | None = None
     row: ChainWeights | str = ""
     last: Report | None = None

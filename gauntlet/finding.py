@@ -16,7 +16,6 @@ class Topic(StrEnum):
     VOTE = "vote"
     SAMPLE = "sample"
     SCORES = "scores"
-    PROGRESS = "progress"
     WORK = "work"
     BOOK = "book"
     WEIGHTS = "weights"

@@ -4,13 +4,12 @@ and 9). The validator, the arena and the audit judge by it."""
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
+from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Checked, CheckFunctions, Expected, Gathered, fast_checks
 from gauntlet.commitment import is_judged
 from gauntlet.evaluation import Evaluation, Samples
 from gauntlet.loss import Losses, bounded, evaluate
-from gauntlet.progress import MEASURED_VALUES, progress, shown
-from gauntlet.remembered import Remembered, compared, guides, looked_at
+from gauntlet.remembered import Remembered, compared
 from gauntlet.repetition import Repetition
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
@@ -112,33 +111,6 @@ class Judge:
         """Return the LossScores and gaps of the drawn peers. submissions: of all that passed."""
         return evaluate(losses, submissions, bounded(submissions, outer), samples, drawn.references)
 
-    # --- progress ----------------------------------------------------------------------------------------------
-
-    def guides(
-        self, twins: Collection[PeerId], contributing: Iterable[PeerId], registered: Iterable[PeerId]
-    ) -> list[PeerId]:
-        """Return the peers whose updates show the run's direction. registered: all hotkeys, as of the commit
-        deadline."""
-        return guides(contributing, self._trusted(registered), twins)
-
-    def measured(self, guides: Collection[PeerId], registered: Iterable[PeerId]) -> Earlier:
-        """Return the earlier payloads on which this round's progress depends."""
-        named = looked_at(self.book.remembered, self.round, self._trusted(registered), guides)
-        return Earlier(named, Sample(self.spec.layout, self.commit_hash, MEASURED_VALUES))
-
-    def progress(
-        self,
-        measured: Earlier,
-        sketches: Sequence[Sketch],
-        guides: Iterable[PeerId],
-        submissions: Mapping[PeerId, Submission],
-    ) -> Mapping[PeerId, float]:
-        """Return how far this round's updates go on with those of the round before. sketches: of `measured`."""
-        return progress(measured.sample, shown(measured.sample, guides, submissions), sketches, measured.names)
-
-    def _trusted(self, registered: Iterable[PeerId]) -> list[PeerId]:
-        return trusted(self.book, registered, self.spec.gauntlet)
-
     # --- the fold ----------------------------------------------------------------------------------------------
 
     def outcome(
@@ -147,13 +119,12 @@ class Judge:
         committed: Collection[PeerId],
         evaluations: Mapping[PeerId, Evaluation],
         selected: Iterable[PeerId],
-        progress: Mapping[PeerId, float],
         repetitions: Mapping[PeerId, Repetition],
     ) -> RoundOutcome:
         """Return what the round taught. committed: all that had committed by the commit deadline, seen or not.
-        selected: by the votes. repetitions: of steps of rounds before."""
+        selected: by the votes. repetitions: of steps of the round before."""
         unseen = frozenset(committed) - checked.passed.keys() - checked.rejected.keys()
-        return RoundOutcome(self.round, checked, evaluations, frozenset(selected), progress, unseen, repetitions)
+        return RoundOutcome(self.round, checked, evaluations, frozenset(selected), unseen, repetitions)
 
     def fold(self, outcome: RoundOutcome) -> ScoreBook:
         """Return the book after the round."""

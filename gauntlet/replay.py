@@ -11,7 +11,7 @@ from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import commitment, is_late, who_committed
 from gauntlet.evaluation import Evaluation
 from gauntlet.facts import Facts, ValidatorFacts
-from gauntlet.judge import Earlier, Judge, Model
+from gauntlet.judge import Judge, Model
 from gauntlet.report import Report
 from gauntlet.selection import Ranking, standing
 from gauntlet.verification import draw
@@ -30,7 +30,7 @@ class Replay:
     `judge`: by the book that the report states. `passed`: the judged peers that the report has seen and does not
     reject. `stated`: the fast checks as stated, `evaluated`: the scores. `drawn`: of the round's sample. `examined`:
     inputs of our fast checks, `checked`: their outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why
-    there are none. `progress`, `unmeasured`: the same for progress.
+    there are none.
     """
 
     def __init__(self, facts: Facts, claim: ValidatorFacts) -> None:
@@ -48,7 +48,6 @@ class Replay:
         self.examined = self._examined()
         self.checked = self._checked()
         self.ours, self.unscored = self._evaluations()
-        self.progress, self.unmeasured = self._progress()
 
     def _stated(self) -> Checked:
         facts, rows = self.facts, self.rows
@@ -121,18 +120,6 @@ class Replay:
         except ValueError as fault:
             return {}, str(fault)
 
-    def _progress(self) -> tuple[Mapping[PeerId, float], str]:
-        """Return progress as we measure it; nothing, and why, if we cannot."""
-        if self.report.unobserved is not None:
-            return {}, ""
-        guides = [peer for peer in guides_of(self.judge, self.report) if peer in self.passed]
-        measured = measured_by(self.judge, self.report)
-        lacking = sum(peer not in self.checked.passed for peer in guides) + len(measured.names)
-        lacking -= len(self.claim.measured)
-        if lacking:
-            return {}, f"{lacking} of the payloads that it follows from are not to be had, or do not pass here"
-        return self.judge.progress(measured, self.claim.measured, guides, self.checked.passed), ""
-
 
 def judge_of(facts: Facts, report: Report) -> Judge:
     """Return the round's rules by the book that the report states."""
@@ -149,18 +136,6 @@ def drawn_after(run: Run, validator: PeerId, report: Report, commit_hash: Digest
     repeated = {peer: record.repeated for peer, record in report.after.peers.items()}
     candidates = [*ranking.contributing, *ranking.reserve]
     return draw(run.id, sample_hash, report.round, validator, candidates, repeated, rules.verifications)
-
-
-def guides_of(judge: Judge, report: Report) -> list[PeerId]:
-    """Return the peers whose updates show the run's direction, by the report's statements."""
-    contributing = [peer for peer, row in report.rows.items() if row.contributing]
-    return judge.guides([peer for peer, row in report.rows.items() if row.twins], contributing, report.rows)
-
-
-def measured_by(judge: Judge, report: Report) -> Earlier:
-    """Return the earlier payloads on which the progress that the report states depends."""
-    measured = judge.measured(guides_of(judge, report), report.rows)
-    return measured if report.unobserved is None else replace(measured, names=())
 
 
 def _with_gone(book: ScoreBook, gone: int) -> ScoreBook:

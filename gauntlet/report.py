@@ -17,7 +17,6 @@ from gauntlet.remembered import Remembered
 from gauntlet.repetition import NOTHING_ALIKE, Repetition
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.shapes import ReportShape
-from gauntlet.weights import worth
 from murmur.protocol.errors import InvalidMessage
 from murmur.protocol.messages import from_hex, parse_as
 from murmur.protocol.spec import GauntletSpec
@@ -40,8 +39,6 @@ _LARGEST = 1e6
 """Bound of a book's numbers, far beyond any correct value: arithmetic on them cannot overflow."""
 _LARGEST_SCORE = 1e30
 """Bound of a measured LossScore: the book takes it at most as 1."""
-_LARGEST_PROGRESS = 1.001
-"""Progress is a cosine."""
 _LARGEST_RATING = 1000.0
 _KINDS = ("moves", "gradients")
 
@@ -53,8 +50,7 @@ class ReportRow:
 
     `twins`: others that passed with (nearly) the same payload.
 
-    `progress`: of its update of the round before, if this round shows it. `repetition`: what was found of its steps
-    of the round before, if they were repeated.
+    `repetition`: what was found of its steps of the round before, if they were repeated.
 
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
     validator computed. `reveal`: the signed key that the validator read, whatever the outcome. `payload`: sha256 of the
@@ -68,7 +64,6 @@ class ReportRow:
     standing: Standing | None = None
     contributing: bool = False
     evaluation: Evaluation | None = None
-    progress: float | None = None
     reveal: bytes | None = None
     payload: Digest | None = None
     twins: tuple[PeerId, ...] = ()
@@ -165,7 +160,6 @@ def round_report(
             standing=ranking.standing.get(peer.id),
             contributing=peer.id in ranking.contributing,
             evaluation=outcome.evaluations.get(peer.id),
-            progress=outcome.progress.get(peer.id),
             reveal=reveals.get(peer.id),
             payload=payloads.get(peer.id),
             twins=tuple(sorted(checked.twins.get(peer.id, ()))),
@@ -209,8 +203,6 @@ def _row_body(
         }
         if spec.trace_values:
             body |= {"work": record.work, "repeated": record.repeated, "unproven": record.unproven}
-        else:
-            body["worth"] = worth(record)
     if row.evaluation is not None:
         body["loss_score"] = {
             "assigned": _finite(row.evaluation.score.assigned),
@@ -218,8 +210,6 @@ def _row_body(
             "references": row.evaluation.references,
         }
         body["gap"] = row.evaluation.gap
-    if row.progress is not None:
-        body["progress"] = row.progress
     if (one := row.repetition) is not None:
         body["repetition"] = {**asdict(one), "moves": list(one.moves), "gradients": list(one.gradients)}
     return body
@@ -294,7 +284,6 @@ def _row(body: dict[str, Any], listed: Mapping[str, PeerId], reveal: bytes | Non
         Standing(body["standing"]) if "standing" in body else None,
         "contributing" in body,
         evaluation,
-        _number(body["progress"], -_LARGEST_PROGRESS, _LARGEST_PROGRESS) if "progress" in body else None,
         reveal,
         payload,
         twins,
@@ -317,17 +306,14 @@ def _book(body: dict[str, Any], peers: Collection[PeerId]) -> ScoreBook:
     book = from_body(body)
     if book.remembered or not book.peers.keys() <= set(peers):
         raise InvalidMessage("report: a book that remembers payloads, or with hotkeys that the report does not list")
-    for average in (book.unit, book.usual_score, book.usual_progress):
+    for average in (book.unit, book.usual_score):
         _check(average)
-    for variance in (book.score_variance, book.progress_variance):
-        _check(variance, least=0.0)
+    _check(book.score_variance, least=0.0)
     _number(book.unobserved, 0.0, PATIENCE_ROUNDS)
     for record in book.peers.values():
-        averages = (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores)
-        for average in (*averages, record.progress, record.usual_progress):
+        for average in (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores):
             _check(average)
-        for variance in (record.score_variances, record.progress_variances):
-            _check(variance, least=0.0)
+        _check(record.score_variances, least=0.0)
         _number(record.penalty, 0.0, 1.0)
         _number(record.presence, 0.0, 1.0)
         _number(record.work, 0.0, 1.0)

@@ -33,9 +33,6 @@ class RecordShape(Shape):
     usual_scores: AverageShape
     score_variances: AverageShape
     assigned_scores: AverageShape
-    progress: AverageShape
-    usual_progress: AverageShape
-    progress_variances: AverageShape
     evaluations: U32
     last_evaluated: U32 | None
     contributed: U32
@@ -50,13 +47,11 @@ class RecordShape(Shape):
 class BookShape(Shape):
     """A ScoreBook in JSON."""
 
-    version: Literal[7]
+    version: Literal[8]
     round: Annotated[int, Meta(ge=-1, le=(1 << 32) - 1)]
     unit: AverageShape
     usual_score: AverageShape
     score_variance: AverageShape
-    usual_progress: AverageShape
-    progress_variance: AverageShape
     peers: dict[Hex32, RecordShape]
     remembered: RememberedShape
     unobserved: float
@@ -102,11 +97,9 @@ class RowShape(Shape):
     penalty: float | UnsetType = UNSET
     eligible: bool | UnsetType = UNSET
     peer_score: float | UnsetType = UNSET
-    worth: float | UnsetType = UNSET
     presence: float | UnsetType = UNSET
     loss_score: LossShape | UnsetType = UNSET
     gap: float | UnsetType = UNSET
-    progress: float | UnsetType = UNSET
     work: float | UnsetType = UNSET
     repeated: U32 | UnsetType = UNSET
     unproven: U32 | UnsetType = UNSET

@@ -13,16 +13,14 @@ from hashlib import shake_256
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from gauntlet.remembered import Remembered, Twins
 from murmur.protocol.assignment import Draw
 from murmur.protocol.layout import Layout, Region
 from murmur.protocol.spec import GauntletSpec
 from murmur.protocol.types import Digest, PeerId, hotkey
-from sparseloco.quantize import level_values
-from sparseloco.records import Bytes, indices, levels, signs
-from sparseloco.update import LEVELS, Records
+from sparseloco.records import Bytes, indices, signs
+from sparseloco.update import Records
 
 Integers = npt.NDArray[np.int64]
 
@@ -38,9 +36,6 @@ SCREEN_SHARE = 0.75
 
 _BLOCK = 32
 """Payloads that are decoded together: more do not fit into the processor's cache."""
-
-_LEVEL_VALUES = level_values(torch.arange(LEVELS)).double().numpy()
-"""The value of each level code, float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +87,16 @@ class _Group:
             found |= signs(records, self.n, self.k).reshape(found.shape)
         return found.reshape(-1, chunks * self.k)
 
-    def values(self, excerpts: Bytes) -> npt.NDArray[np.float64]:
-        """For P payloads [P, bytes of an excerpt]: return their values, float64 [P, chunks * k], in the order of
-        `places`."""
-        records = excerpts[:, self.start : self.end].reshape(-1, self.record_bytes)
-        found = _LEVEL_VALUES[levels(records, self.n, self.k)]
-        found *= 1.0 - 2.0 * signs(records, self.n, self.k)
-        return found.reshape(-1, self.offsets.size * self.k)
-
 
 class Sample:
     """The chunks of a layout that are compared in the round whose commit deadline has `commit_hash`, drawn one after
-    the other until they hold about `num_values` values."""
+    the other until they hold about COMPARED_VALUES values."""
 
-    def __init__(self, layout: Layout, commit_hash: Digest, num_values: int = COMPARED_VALUES) -> None:
+    def __init__(self, layout: Layout, commit_hash: Digest) -> None:
         held = sum(region.down * region.across * region.k for tensor in layout for region in tensor.regions)
         looked_at, screened = (
             min(layout.num_chunks, -(-wanted * layout.num_chunks // max(1, held)))
-            for wanted in (num_values, SCREENED_VALUES)
+            for wanted in (COMPARED_VALUES, SCREENED_VALUES)
         )
         drawn = [
             _located(layout, chunk) for chunk in Draw("copies", commit_hash).distinct(layout.num_chunks, looked_at)
@@ -133,14 +120,6 @@ class Sample:
         excerpts = _stacked(sketches, self._bytes)
         parts = [group.places(excerpts, signed=True) for group in self._groups]
         return np.concatenate([np.empty((len(sketches), 0), dtype=np.uint32), *parts], axis=1)
-
-    def values(self, sketches: Sequence[Sketch]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
-        """Return number of the element, and value, of every value of every sketch, each [sketches, values]."""
-        excerpts = _stacked(sketches, self._bytes)
-        if not self._groups:
-            return np.empty((len(sketches), 0), dtype=np.uint32), np.empty((len(sketches), 0))
-        places = np.concatenate([group.places(excerpts, signed=False) for group in self._groups], axis=1)
-        return places, np.concatenate([group.values(excerpts) for group in self._groups], axis=1)
 
     def near(self, sketches: Sequence[Sketch], count: int, limit: float) -> npt.NDArray[np.bool_]:
         """Return the screen's result, [count, sketches]: which of the first `count` may share more than `limit` with

@@ -106,12 +106,6 @@ def signs(records: Bytes, n: int, k: int) -> npt.NDArray[np.uint32]:
     return _fields(records, index_bits(n, k) + 2 * np.arange(k), 1)
 
 
-def levels(records: Bytes, n: int, k: int) -> Bytes:
-    """Return the level codes of C *valid* records of one size, in index order, uint8 [C, k']."""
-    high = _fields(records, index_bits(n, k) + 2 * np.arange(k) + 1, 1).astype(np.bool_)
-    return np.where(high, records[:, -1:], records[:, -2:-1])
-
-
 def _fields(records: Bytes, start: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint32]:
     """Return the numbers of `width` <= 12 bits that begin at the bits `start` of every record, uint32 [C, fields]."""
     size = records.shape[1]

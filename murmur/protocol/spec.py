@@ -167,11 +167,6 @@ class ClockSpec(Table):
     download_mbps: Rate = 500.0
 
 
-PROGRESS_ROUNDS = 5
-"""Rounds whose payloads determine an update's progress, in addition to the one that shows it: its own and those before
-it whose steps all peers know (gauntlet/progress.py)."""
-
-
 class GauntletSpec(Table):
     """Constants of checks, scoring, selection and pay (docs/protocol.md sections 5, 6, 9).
 
@@ -212,11 +207,6 @@ class GauntletSpec(Table):
     burn_share: Share = 0.0
     trace_values: Annotated[int, Field(ge=0, le=1 << 26)] = 0
     verifications: Annotated[int, Field(ge=1, le=64)] = 1
-
-    @property
-    def remembered_rounds(self) -> int:
-        """Number of rounds whose payloads a validator keeps."""
-        return max(self.copy_rounds, PROGRESS_ROUNDS)
 
 
 class TrainingSpec(Published):

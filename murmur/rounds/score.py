@@ -156,17 +156,6 @@ class Scores:
         )
         return evaluations
 
-    def progress(
-        self, round: int, checked: Checked, ranking: Ranking, at_commit: Sequence[Peer]
-    ) -> Mapping[PeerId, float]:
-        """Return the progress of the updates of the round before, as this round's updates show it."""
-        judge, registered = self.judge(round), [peer.id for peer in at_commit]
-        guides = judge.guides(checked.twins, ranking.contributing, registered)
-        measured = judge.measured(guides, registered)
-        with self.node.state.timeline.begin("progress"):
-            past = list(self.memory.sketches(measured.names, measured.sample))
-            return judge.progress(measured, past, guides, checked.passed)
-
     def outcome(
         self,
         round: int,
@@ -174,14 +163,13 @@ class Scores:
         checked: Checked,
         evaluations: Mapping[PeerId, Evaluation],
         decision: Agreed,
-        found: Mapping[PeerId, float],
         repetitions: Mapping[PeerId, Repetition],
     ) -> RoundOutcome:
-        """Return what the round taught. `found`: the result of `progress`. repetitions: of steps of rounds before."""
+        """Return what the round taught. repetitions: of steps of the round before."""
         committed = who_committed(at_commit, round, self.node.clock.commit_deadline(round))
         named = decision.selection.contributing if decision.selection else ()
         selected = [peer for peer, _ in named]
-        return self.judge(round).outcome(checked, committed, evaluations, selected, found, repetitions)
+        return self.judge(round).outcome(checked, committed, evaluations, selected, repetitions)
 
     def fold(self, outcome: RoundOutcome) -> None:
         """Fold the round into the book and save it: ratings survive anything from here on."""

@@ -104,7 +104,6 @@ class Validator:
         ranking = scores.rank(round, checked)
         votes.cast(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
-        progress = scores.progress(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = node.decided(round)
         if decision.selection is not None:
             self.copies.name(round, decision.selection.contributing)
@@ -112,7 +111,7 @@ class Validator:
         before, paid = scores.book, None
         if before.round < round:  # otherwise it was folded before a restart, and judged by another book
             repetitions = self.verifier.take()
-            outcome = scores.outcome(round, at_commit, checked, evaluations, decision, progress, repetitions)
+            outcome = scores.outcome(round, at_commit, checked, evaluations, decision, repetitions)
             if unobserved is None:
                 scores.fold(outcome)
                 paid = pay.pay(round, scores.book, ranking)

@@ -313,7 +313,7 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     return _consensus_disk(sizes) | {
         "checkpoint": sizes.consensus,
         "cache": sizes.gathered * sizes.payload,
-        "payloads": (spec.gauntlet.remembered_rounds + 1) * sizes.gathered * sizes.payload,
+        "payloads": (spec.gauntlet.copy_rounds + 1) * sizes.gathered * sizes.payload,
     }
 
 

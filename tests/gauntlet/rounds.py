@@ -7,16 +7,14 @@ from types import MappingProxyType
 from typing import Any
 
 from gauntlet.agreement import Log, Post, abstention, outcome, vote_for
-from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
+from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Expected, Gathered, fast_checks
 from gauntlet.facts import ChainWeights, Facts, State, ValidatorFacts
 from gauntlet.loss import bounded, evaluate
-from gauntlet.progress import MEASURED_VALUES, progress, shown
-from gauntlet.remembered import Remembered, compared, guides, looked_at
+from gauntlet.remembered import Remembered, compared
 from gauntlet.report import Paid, Report, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
-from gauntlet.sketch import Sample
 from gauntlet.weights import weights
 from murmur.protocol.messages import canonical_json, first_link, parse_json
 from murmur.protocol.run import Run
@@ -127,13 +125,7 @@ def play(
         drawn,
         references(picked, set(checked.passed), contributing, gauntlet, seed, checked.twins),
     )
-    good = trusted(book, [peer.id for peer in peers], gauntlet)
-    leading = guides(ranking.contributing, good, checked.twins)
-    named = looked_at(book.remembered, round, good, leading)
-    measured = tuple(sketches({name: records[name] for name in named}, num_values=MEASURED_VALUES))
-    sample = Sample(SPEC.layout, COMMIT_HASH, MEASURED_VALUES)
-    went_on = progress(sample, shown(sample, leading, checked.passed), measured, named)
-    outcome_of_round = RoundOutcome(round, checked, found, agreed_on, went_on, unseen)
+    outcome_of_round = RoundOutcome(round, checked, found, agreed_on, unseen)
     after = fold(book, outcome_of_round, gauntlet)
     shares = weights(after, ranking, uids, SPEC.owner_id, gauntlet)
     paid = Paid(block, block + 1, {peer.id: shares[peer.uid] for peer in peers if peer.uid in shares})
@@ -156,7 +148,7 @@ def play(
     )
     row = ChainWeights(block + 1, chain_weights, {})
     claim = ValidatorFacts(
-        VALIDATOR, report, {}, earlier, None, history, measured, peers, row, earlier, (COMMIT_HASH, SAMPLE_HASH)
+        VALIDATOR, report, {}, earlier, None, history, peers, row, earlier, (COMMIT_HASH, SAMPLE_HASH)
     )
     claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
     return Played(facts, claim, after, checked.remember)

@@ -9,7 +9,6 @@ from gauntlet.account import (
     AWAY,
     CONTRIBUTING,
     DOUBTED,
-    LESS,
     NOT_JUDGED,
     SETTLED,
     UNPROVEN,
@@ -19,9 +18,8 @@ from gauntlet.account import (
     outcome,
     shortfalls,
     sureness,
-    worth_error,
 )
-from gauntlet.average import Average, error
+from gauntlet.average import Average
 from gauntlet.book import PRESENCE_DECAY, PeerRecord, eligible
 from gauntlet.report import ReportRow
 from murmur.protocol.types import Reason, Standing, Uid
@@ -83,30 +81,10 @@ def test_a_gap_errs_less_the_more_it_was_measured() -> None:
     assert errors[0] == pytest.approx(RULES.proof_allowance / 1.5)
 
 
-def measured(moved: float, rounds: int) -> PeerRecord:
-    """One that was measured so often, among honest ones with a progress of 0.03 that differ by a tenth."""
-    averages = [Average(), Average(), Average()]
-    for _ in range(rounds):
-        values = (moved, 0.03, 0.003**2)
-        averages = [a.push(value, RULES.score_decay) for a, value in zip(averages, values, strict=True)]
-    progress, usual, variances = averages
-    return replace(record(40, 0.2), progress=progress, usual_progress=usual, progress_variances=variances)
-
-
-def test_a_worth_errs_less_the_more_it_was_measured_and_little_progress_is_told() -> None:
-    errors = [worth_error(measured(0.03, rounds), RULES) for rounds in (1, 3, 10, 100)]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] == pytest.approx(0.1, rel=0.01)
-    assert errors[2] == pytest.approx(0.1 * error(10, RULES.score_decay), rel=0.01)
-    assert worth_error(record(40, 0.2), RULES) == 0.0, "nothing was measured"
-    assert advice(CONTRIBUTES, measured(0.03, 30), RULES) == CONTRIBUTING
-    assert advice(CONTRIBUTES, measured(0.015, 30), RULES) == LESS
-
-
 def test_who_missed_one_round_is_told_nothing_and_who_missed_several_that_pay_falls_with_them() -> None:
     def back(presence: float) -> float:
         return PRESENCE_DECAY * PRESENCE_DECAY * presence + 1 - PRESENCE_DECAY
 
-    once, often = (replace(measured(0.03, 30), presence=share) for share in (back(1.0), back(back(1.0))))
+    once, often = (replace(record(40, 0.2), presence=share) for share in (back(1.0), back(back(1.0))))
     assert advice(CONTRIBUTES, once, RULES) == CONTRIBUTING
     assert advice(CONTRIBUTES, often, RULES) == AWAY

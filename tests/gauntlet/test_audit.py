@@ -107,15 +107,14 @@ def test_no_book_that_a_report_may_state_breaks_the_audit(data: Any) -> None:
     one = played()[ROUND]
     body = one.body
     for book in ("before", "after"):
-        body[book].update({name: list(data.draw(AVERAGES)) for name in ("unit", "usual_score", "usual_progress")})
+        body[book].update({name: list(data.draw(AVERAGES)) for name in ("unit", "usual_score")})
         for record in body[book]["peers"].values():
-            for name in ("gaps", "units", "scores", "usual_scores", "assigned_scores", "progress", "usual_progress"):
+            for name in ("gaps", "units", "scores", "usual_scores", "assigned_scores"):
                 record[name] = list(data.draw(AVERAGES))
             record["mu"] = data.draw(st.sampled_from([-1000.0, 0.0, 1000.0]))
             record["sigma"] = data.draw(st.sampled_from([1e-3, 8.0, 1000.0]))
             record["evaluations"] = data.draw(st.sampled_from([0, 1, 2**32 - 1]))
             record["last_evaluated"] = data.draw(st.sampled_from([None, 0, 2**32 - 1]))
-            record["progress_variances"] = [data.draw(st.sampled_from([0.0, 5e-324, 1e6])), 0.5]
             record["penalty"] = data.draw(st.sampled_from([0.0, 1.0]))
             record["presence"] = data.draw(st.sampled_from([0.0, 5e-324, 1.0]))
     body["gone"] = data.draw(st.sampled_from([0, 2**32 - 1]))
@@ -209,41 +208,20 @@ def test_a_long_run_with_one_who_leaves_and_returns_is_honest() -> None:
     for one in long_run():
         assert not [found for found in judge(one, one.body) if found.verdict is Verdict.DIFFERS], one.facts.round
     kept = long_run()[4].claim.report
-    assert {past.round for past in kept.history if past.peer == peer_id(1)} == {0, 1, 2, 3}
+    assert {past.round for past in kept.history if past.peer == peer_id(1)} == {2, 3}
     assert peer_id(3) in {past.peer for past in long_run()[5].claim.report.history}, "its payloads are remembered"
-    for number in (4, 9):
-        stated = {peer: row.progress for peer, row in long_run()[number].claim.report.rows.items()}
-        assert sum(progress is not None for progress in stated.values()) >= 3
 
 
 def test_a_payload_that_an_honest_book_would_have_forgotten_or_kept_is_a_difference() -> None:
     one = long_run()[10]
     report = one.claim.report
-    old = [past for past in report.history if past.round < report.round - 2]
-    assert old, "older than what copies are looked for in"
-    strange = Remembered(report.round - 5, peer_id(4), old[0].payload)
+    strange = Remembered(report.round - 3, peer_id(4), report.history[0].payload)
     for history in (report.history[1:], tuple(sorted({*report.history, strange}))):
         told = audit(one.facts, replace(one.claim, report=replace(report, history=history)))
         assert (Topic.BOOK, Verdict.DIFFERS) in {(finding.topic, finding.verdict) for finding in told}
 
 
-def test_who_lost_the_payloads_that_progress_follows_from_says_nothing_and_is_not_accused() -> None:
-    one = long_run()[10]
-    rows = one.claim.report.rows
-    silent = {peer: replace(row, progress=None) for peer, row in rows.items()}
-    told = audit(one.facts, replace(one.claim, report=replace(one.claim.report, rows=silent)))
-    assert [finding.verdict for finding in told if finding.topic is Topic.PROGRESS] == [Verdict.OBSERVED]
-    # Nothing of some and something of others is no loss.
-    first = next(peer for peer, row in rows.items() if row.progress is not None)
-    some = rows | {first: replace(rows[first], progress=None)}
-    told = audit(one.facts, replace(one.claim, report=replace(one.claim.report, rows=some)))
-    assert (Topic.PROGRESS, Verdict.DIFFERS, first) in {(f.topic, f.verdict, f.peer) for f in told}
-    # Where the auditor lacks them, it says so.
-    told = audit(one.facts, replace(one.claim, measured=one.claim.measured[1:]))
-    assert [finding.verdict for finding in told if finding.topic is Topic.PROGRESS] == [Verdict.UNCHECKED]
-
-
-@pytest.mark.parametrize("name", ["unit", "usual_score", "score_variance", "usual_progress", "progress_variance"])
+@pytest.mark.parametrize("name", ["unit", "usual_score", "score_variance"])
 @pytest.mark.parametrize("book", ["before", "after"])
 def test_what_a_book_says_of_the_honest_is_audited(name: str, book: str) -> None:
     one = played()[ROUND]

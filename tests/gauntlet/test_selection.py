@@ -19,7 +19,7 @@ SPEC = GauntletSpec(contributors=3, reserve=2)
 LATER = 100
 
 
-def rated(proof=1.0, mu=25.0, score=0.2, evaluations=50, penalty=0.0, moved=0.02):
+def rated(proof=1.0, mu=25.0, score=0.2, evaluations=50, penalty=0.0):
     return PeerRecord(
         first_seen=0,
         rating=Rating(mu, 3.0),
@@ -27,8 +27,6 @@ def rated(proof=1.0, mu=25.0, score=0.2, evaluations=50, penalty=0.0, moved=0.02
         units=Average(0.02, 0.9),
         scores=Average(score, 0.9),
         usual_scores=Average(0.2, 0.9),
-        progress=Average(moved, 0.9),
-        usual_progress=Average(0.02, 0.9),
         evaluations=evaluations,
         last_evaluated=9,
         penalty=penalty,
@@ -107,9 +105,9 @@ def ranking_of(contributing, reserve=()):
 
 
 def test_weights_follow_merit_and_the_reserve_gets_half():
-    book = book_of(rated(moved=0.01), rated(moved=0.02), rated(moved=0.01))
+    book = book_of(rated(proof=0.7, penalty=0.375), rated(), rated(proof=0.7, penalty=0.375))
     paid = weights(book, ranking_of(PEERS[:2], PEERS[2:3]), UIDS, OWNER, SPEC)
-    assert paid == pytest.approx({0: 1 / 5.5, 1: 4 / 5.5, 2: 0.5 / 5.5})
+    assert paid == pytest.approx({0: 0.5 / 1.75, 1: 1 / 1.75, 2: 0.25 / 1.75})
 
 
 def test_a_uid_that_changed_hands_since_block_d_is_paid_to_nobody():

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gauntlet.book import PeerRecord
 from gauntlet.repetition import (
     LARGEST_GRADIENT,
     LARGEST_MOVE,
@@ -20,7 +19,6 @@ from gauntlet.repetition import (
     work_after,
 )
 from gauntlet.verification import compare, draw
-from gauntlet.weights import work
 from murmur.protocol.types import Digest, PeerId
 from sparseloco.trace import Trace
 
@@ -126,12 +124,6 @@ def test_work_grows_by_a_quarter_of_the_rest_falls_to_nothing_and_follows_what_i
     assert after(*[good] * 50, replace(bad, confirmed=False)) == pytest.approx(0.5), "it may be ours"
     assert after(*[half] * 50) == pytest.approx(0.5)
     assert after(*[good] * 50, none) == pytest.approx(0.75), "who declares nothing has not lied"
-
-
-def test_pay_is_linear_in_work_so_a_split_earns_nothing() -> None:
-    whole = PeerRecord(0, work=0.8, presence=0.9)
-    parts = [PeerRecord(0, work=0.8 / 4, presence=0.9)] * 4
-    assert sum(map(work, parts)) == pytest.approx(work(whole))
 
 
 # --- real executions -----------------------------------------------------------------------------------------------

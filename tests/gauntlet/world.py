@@ -10,7 +10,7 @@ import torch
 from gauntlet.checks import Checked, CheckFunctions, Expected, Gathered, fast_checks
 from gauntlet.evaluation import Evaluation
 from gauntlet.remembered import NO_TWINS, Remembered
-from gauntlet.sketch import COMPARED_VALUES, Sample, Sketch
+from gauntlet.sketch import Sample, Sketch
 from murmur.protocol.layout import Layout
 from murmur.protocol.messages import Envelope, Reveal, parse_envelope
 from murmur.protocol.run import Run
@@ -150,11 +150,9 @@ def check(
     return fast_checks(replace(expected, **changes), items, functions, history)
 
 
-def sketches(
-    remembered: Mapping[Remembered, bytes], commit_hash: Digest = COMMIT_HASH, num_values: int = COMPARED_VALUES
-) -> list[Sketch]:
+def sketches(remembered: Mapping[Remembered, bytes], commit_hash: Digest = COMMIT_HASH) -> list[Sketch]:
     """What a validator that remembers these payloads compares with in the round of that commit deadline."""
-    sample = Sample(SPEC.layout, commit_hash, num_values)
+    sample = Sample(SPEC.layout, commit_hash)
     return [Sketch(p.peer, p.round, p.payload, sample.excerpt(records)) for p, records in remembered.items()]
 
 

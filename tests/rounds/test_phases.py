@@ -401,6 +401,6 @@ def test_every_applied_round_has_one_timeline(networks: Networks) -> None:
             assert all(phase["seconds"] >= 0 for phase in event["phases"])
     both = {"wait", "download", "apply"}
     mined = {"compute", "compress", "seal", "swap", "save", "upload", "commit", "reveal", "prefetch"}
-    judged = {"gather", "check", "mirror", "post", "evaluate", "progress"}
+    judged = {"gather", "check", "mirror", "post", "evaluate"}
     assert phases(network, "miner-1", 1).keys() == both | mined
     assert phases(network, "validator", 1).keys() == both | judged

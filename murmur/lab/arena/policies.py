@@ -101,10 +101,7 @@ class Ours:
         drawn = judge.draw(checked, ranking, round.sample_hash, round.validator)
         drawn_samples = judge.samples(drawn, round.page_hash, set(round.uids))
         evaluations = judge.evaluate(drawn, drawn_samples, losses, checked.passed, round.outer)
-        guides = judge.guides(checked.twins, ranking.contributing, round.uids)
-        measured = judge.measured(guides, round.uids)
-        progress = judge.progress(measured, self._sketches(measured), guides, checked.passed)
-        self.book = judge.fold(judge.outcome(checked, checked.committed, evaluations, contributing, progress, {}))
+        self.book = judge.fold(judge.outcome(checked, checked.committed, evaluations, contributing, {}))
         known = {**self.records, **checked.remember}
         self.records = {past: known[past] for past in self.book.remembered}
         return set(evaluations)

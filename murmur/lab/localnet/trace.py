@@ -322,9 +322,9 @@ def _score_lines(played: PlayedRound) -> list[str]:
             f"by {score.unassigned:.4f} on nobody's; gap {row.evaluation.gap:.2f}; "
             f"rating {first} -> {after[peer].rating.mu:.1f}; weight {row.weight:.3f}"
         )
-    measured = {peer: row.progress for peer, row in report.rows.items() if row.progress is not None}
-    values = ", ".join(f"{played.called(peer)} {value:.3f}" for peer, value in measured.items())
-    lines.append(f"progress of the round before's updates: {values or 'none yet'}")
+    known = {peer: after[peer].work for peer, row in report.rows.items() if row.contributing and peer in after}
+    shares = ", ".join(f"{played.called(peer)} {share:.2f}" for peer, share in known.items())
+    lines.append(f"work that each is known to do, by repeated steps: {shares}")
     if report.paid.set_in is None:
         return [*lines, f"no weights were set: they are due every {played.spec.gauntlet.weight_rounds} rounds"]
     return [*lines, f"{played.called(played.validator)} set these weights in block {report.paid.set_in}"]

@@ -50,7 +50,7 @@ def room_for_remembered(spec: RunSpec, folder: Path) -> int:
 
 def _copies(spec: RunSpec) -> int:
     """Rounds whose payloads a validator remembers at a time: a file is written before the oldest is removed."""
-    return spec.gauntlet.remembered_rounds + 1
+    return spec.gauntlet.copy_rounds + 1
 
 
 def _share(spec: RunSpec, folder: Path) -> int:

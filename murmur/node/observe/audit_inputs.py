@@ -18,7 +18,7 @@ from gauntlet.facts import ChainWeights, Facts, State, ValidatorFacts
 from gauntlet.finding import Finding, Topic, Verdict
 from gauntlet.judge import Earlier
 from gauntlet.remembered import Remembered
-from gauntlet.replay import judge_of, measured_by
+from gauntlet.replay import judge_of
 from gauntlet.report import Report
 from gauntlet.sketch import Sketch
 from murmur.data.shards import Shards
@@ -86,25 +86,21 @@ class Archive:
         found = fetch_pinned(spec, self.run.id, round, pairs, self.sources, _seconds(spec, len(pairs)))
         return {peer: data for peer, data in found.items() if isinstance(data, bytes)}
 
-    def sketches(self, *wanted: Earlier) -> list[tuple[Sketch, ...]]:
-        """Return sketches of these payloads, as far as they can be fetched. The digest of the records decides. Each
-        payload is fetched once."""
+    def sketches(self, wanted: Earlier) -> tuple[Sketch, ...]:
+        """Return sketches of these payloads, as far as they can be fetched. The digest of the records decides."""
         by_round: dict[int, set[Remembered]] = {}
-        for earlier in wanted:
-            for past in earlier.names:
-                by_round.setdefault(past.round, set()).add(past)
-        found: list[list[Sketch]] = [[] for _ in wanted]
+        for past in wanted.names:
+            by_round.setdefault(past.round, set()).add(past)
+        found: list[Sketch] = []
         for round, named in sorted(by_round.items()):
             if len(named) > MAX_UIDS:
                 continue  # more than can exist: a report that wants us to fetch for ever
             ordered = sorted(named)
             for first in range(0, len(ordered), FETCH_THREADS):  # a few at a time: payloads are large
                 for past, records in self._records(round, ordered[first : first + FETCH_THREADS]):
-                    for sketches, earlier in zip(found, wanted, strict=True):
-                        if past in earlier.names:
-                            excerpt = earlier.sample.excerpt(records)
-                            sketches.append(Sketch(past.peer, past.round, past.payload, excerpt))
-        return [tuple(sketches) for sketches in found]
+                    excerpt = wanted.sample.excerpt(records)
+                    found.append(Sketch(past.peer, past.round, past.payload, excerpt))
+        return tuple(found)
 
     def _records(self, round: int, wanted: Sequence[Remembered]) -> Iterator[tuple[Remembered, Records]]:
         spec, run = self.run.spec_at(round), self.run.id
@@ -301,15 +297,13 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
     later = ((r, _report(archive, validator, r)) for r in range(facts.round - 1, since - 1, -1))
     skipped = (r for r, found in later if found is not None and found.unobserved is None)
     judge = judge_of(facts, report)
-    sketches, measured = archive.sketches(judge.compared(), measured_by(judge, report))
     claim = ValidatorFacts(
         validator,
         report,
         body["peers"],
         earlier,
         next(skipped, None),
-        sketches,
-        measured,
+        archive.sketches(judge.compared()),
         *_paid(facts, archive.ports, validator, report),
         _report(archive, validator, facts.round - 1),
         _drawn_by(facts, archive.ports, earlier),

@@ -15,8 +15,8 @@ async function detail(number) {
 
 const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu", "rating"], ["proof", "proof of computation"],
   ["work", "work: steps that it is known to make", percent], ["repeated", "rounds repeated"], ["unproven", "of these not as shown"],
-  ["worth", "worth: progress in honest ones"], ["score", "LossScore, averaged"], ["gap", "gap in this round"],
-  ["progress", "progress of the round before"], ["presence", "presence: share of rounds"], ["evaluations", "evaluations"],
+  ["score", "LossScore, averaged"], ["gap", "gap in this round"],
+  ["presence", "presence: share of rounds"], ["evaluations", "evaluations"],
   ["contributed", "rounds contributed"], ["faults", "faults"], ["penalty", "penalty"]];
 
 let explained = null; // [peer, the round's number], while it is shown
