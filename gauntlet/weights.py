@@ -19,7 +19,7 @@ RESERVE_SHARE = 0.5
 """Share of pay of a peer in the reserve for the same merit: its work was ready, but was not applied."""
 ENOUGH_PROOF = 0.8
 """A proof of at least this counts fully. A peer that trains on twice the sequences shows less on each of them and yet
-has done more work (docs/decisions/0048-honest-work-pays.md); and luck beyond honest work earns nothing."""
+has done more work; and luck beyond honest work earns nothing."""
 
 
 def is_due(run: Run, round: int, last_update: int, block: int) -> bool:
