@@ -11,6 +11,8 @@ of the weights' moves and of the clipped gradients. Muon makes every direction o
 differ more than its gradients (benchmarks/results/verified_2vcpu_2026-11-30.md)."""
 NOTHING_ALIKE = 2.0
 """Most that a distance counts."""
+SPARE_STEPS = 2.0
+"""Steps' time before the commit deadline at which a repetition ends."""
 WORK_KEEPS = 0.75
 """A repetition moves the work that a hotkey is known to do by a quarter of the way."""
 UNCONFIRMED_KEEPS = 0.5

@@ -13,7 +13,7 @@ from loguru import logger
 from torch import Tensor
 
 from gauntlet.checks import Checked
-from gauntlet.repetition import Repetition
+from gauntlet.repetition import SPARE_STEPS, Repetition
 from gauntlet.selection import Ranking
 from gauntlet.verification import compare, draw
 from murmur.data.shards import Shards
@@ -28,10 +28,6 @@ from murmur.training.loader import sequences
 from murmur.training.recorder import TraceOf
 from sparseloco import trace
 from sparseloco.trace import Trace
-
-SPARE_STEPS = 2.0
-"""Steps' time before the commit deadline at which a repetition ends."""
-
 
 FORGETS = 0.9
 """What is kept of a step's measured time when there is none to measure it again: a slow moment is not for good."""
