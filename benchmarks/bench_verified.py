@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,7 @@ from tiny_spec import spec_with, word
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gauntlet import repetition
-from gauntlet.repetition import Repetition
+from gauntlet.repetition import LIMITS, Repetition
 from gauntlet.verification import compare
 from murmur.data.shards import Shards
 from murmur.lab.localnet.training_text import text_data
@@ -272,8 +270,8 @@ def row(name: str, kind: str, found: Repetition) -> dict[str, Any]:
         "what": name,
         "kind": kind,
         "round": found.round,
-        "moves": [median(found.moves), max(found.moves)],
-        "gradients": [median(found.gradients), max(found.gradients)],
+        "moves": list(found.distances[:2]),
+        "gradients": list(found.distances[2:]),
         "passed": found.passed,
     }
 
@@ -294,13 +292,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    limits = (repetition.TYPICAL_MOVE, repetition.LARGEST_MOVE)
-    limits += (repetition.TYPICAL_GRADIENT, repetition.LARGEST_GRADIENT)
     for found in rounds(options.rounds, options.steps, options.seed):
         for one in measure(found, list(HONEST), list(CHEATS)):
             said(json.dumps(one | {"steps": options.steps, "seed": options.seed}) if options.json else told(one))
     if not options.json:
-        said(f"limits, median and largest: moves {limits[0]}, {limits[1]}; gradients {limits[2]}, {limits[3]}")
+        said(f"limits, median and largest: moves {LIMITS[0]}, {LIMITS[1]}; gradients {LIMITS[2]}, {LIMITS[3]}")
 
 
 def told(one: dict[str, Any]) -> str:

@@ -9,8 +9,11 @@ TYPICAL_GRADIENT, LARGEST_GRADIENT = 0.12, 0.25
 """How far an honest execution's steps may be from ours: the median over the steps and the largest, relative distances
 of the weights' moves and of the clipped gradients. Muon makes every direction of a matrix equally large, so its moves
 differ more than its gradients (benchmarks/results/verified_2vcpu_2026-11-30.md)."""
+LIMITS = (TYPICAL_MOVE, LARGEST_MOVE, TYPICAL_GRADIENT, LARGEST_GRADIENT)
 NOTHING_ALIKE = 2.0
 """Most that a distance counts."""
+SPARE_STEPS = 2.0
+"""Steps' time before the commit deadline at which a repetition ends."""
 WORK_KEEPS = 0.75
 """A repetition moves the work that a hotkey is known to do by a quarter of the way."""
 UNCONFIRMED_KEEPS = 0.5
@@ -30,15 +33,14 @@ class Repetition:
     confirmed: bool = True
 
     @property
+    def distances(self) -> tuple[float, float, float, float]:
+        """Median and largest of the moves, then of the gradients, of one step or more: what LIMITS bound."""
+        return median(self.moves), max(self.moves), median(self.gradients), max(self.gradients)
+
+    @property
     def passed(self) -> bool:
         """Whether they are what an honest execution shows. One of no steps has not been looked at: it shows nothing."""
-        return (
-            bool(self.moves)
-            and median(self.moves) <= TYPICAL_MOVE
-            and max(self.moves) <= LARGEST_MOVE
-            and median(self.gradients) <= TYPICAL_GRADIENT
-            and max(self.gradients) <= LARGEST_GRADIENT
-        )
+        return bool(self.moves) and all(far <= limit for far, limit in zip(self.distances, LIMITS, strict=True))
 
     @property
     def failed(self) -> bool:

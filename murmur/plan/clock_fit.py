@@ -6,6 +6,7 @@ from math import ceil
 from pydantic import ValidationError
 
 from murmur.plan.requirements import Plan
+from murmur.plan.verification import verification
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import POSTS_PER_EPOCH, WINDOW_MARGIN_BLOCKS, RunSpec
 
@@ -23,7 +24,8 @@ LONGEST_INTERVAL = 256
 
 
 def fit(plan: Plan) -> Plan:
-    """Return the plan with the shortest round in which every deadline is met.
+    """Return the plan with the shortest round in which every deadline is met, and in which a validator of a run with
+    traces can repeat a miner's steps.
 
     Windows are whole blocks, no shorter than the protocol's own rules. A validator's weights are due as often as the
     chain takes them, and checkpoints as often as its uplink carries them. Raises ConfigError where no round is long
@@ -76,7 +78,9 @@ def _is_in_time(plan: Plan) -> bool:
         return False
     downloaded = next(timed.ends for timed in plan.timeline("miner") if timed.phase.name == "download")
     in_guess = downloaded <= plan.openings["guess"]  # else each guess would lack somebody
-    return not plan.missed and in_guess and plan.openings["uploaded"] <= plan.openings["commit"]
+    repeated = verification(plan)
+    audits = repeated is None or repeated.fitting > 0
+    return not plan.missed and in_guess and audits and plan.openings["uploaded"] <= plan.openings["commit"]
 
 
 def _with_checkpoints(plan: Plan) -> Plan:

@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from murmur.plan.machine import figures_table, machine, measured_or_given, phase_table, too_small
 from murmur.plan.requirements import ROLES, Missed, Plan
 from murmur.plan.timetable import duration
+from murmur.plan.verification import repeats_nobody, verification
 from murmur.protocol.spec import RunSpec
 from murmur.training.memory import Role, disk_parts
 
@@ -30,6 +32,8 @@ def refusals(plan: Plan, roles: Sequence[Role] = ROLES) -> list[str]:
             f"a validator's uplink is needed {plan.uplink_share:.0%} of the time: its copies and checkpoints are "
             "never finished, and joiners find none"
         )
+    if "validator" in roles:
+        found += repeats_nobody(plan)
     return found
 
 
@@ -44,6 +48,7 @@ def _late(missed: Missed) -> str:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan for a program, in bytes and seconds."""
+    repeated = verification(plan)
     return {
         **figures_table(plan, refusals(plan)),
         "loses_own_state": plan.loses_own_state,
@@ -63,6 +68,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "disk_bytes": plan.disk_bytes("miner"),
         "disk_bytes_per_day": plan.disk_bytes_per_day("miner"),
         "nodes": {role: _node_table(plan, role) for role in ROLES},
+        **({"verification": asdict(repeated) | {"repeats": repeated.repeats}} if repeated else {}),
     }
 
 

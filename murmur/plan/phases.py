@@ -311,6 +311,14 @@ class Setting(TrainerSetting):
         calls = (2 + 2 * rounds) * (sizes.evaluated + 1)
         return Work(calls, "call"), Work(sizes.sampled, "down"), Work(sizes.sampled, "hash")
 
+    def repeated(self) -> tuple[Work, ...]:
+        """murmur/rounds/verify.py, for one miner's round: its text is read as samples are, theta loaded before and
+        after."""
+        sizes, load = self.sizes, self.to_device(self.sizes.model)
+        calls = 2 + 2 * -(-self.spec.pages_per_round // PART_THREADS)
+        text = (Work(calls, "call"), Work(sizes.repeated, "down"), Work(sizes.repeated, "hash"))
+        return (*(() if self.has_data else text), load, *self.trained(), load)
+
     def posted(self) -> Work:
         return Work(seconds(self.spec.clock, WINDOW_MARGIN_BLOCKS), "wait")
 
@@ -405,6 +413,7 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         setting.snapshot(),
         Phase("checkpoint upload", (Work(sizes.model, "up"),), every=spec.checkpoint_rounds),
         Phase("held-out loss", (setting.evaluated(spec.data.held_out_sequences),), ("theta digest",)),
+        *((Phase("repeat steps", setting.repeated()),) if spec.trace.places else ()),
     )
 
 

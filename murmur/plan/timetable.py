@@ -11,6 +11,7 @@ from murmur.plan.presets import NO_DATA
 from murmur.plan.rate_milestones import milestones
 from murmur.plan.requirements import COVENANT, ROLES, Plan, TrainerPlan, transfer_seconds, utilization
 from murmur.plan.timeline import Timed
+from murmur.plan.verification import verification
 from murmur.protocol.run import Run
 from murmur.protocol.spec import WINDOW_MARGIN_BLOCKS
 from murmur.training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_total
@@ -90,7 +91,8 @@ def size(plan: TrainerPlan) -> Iterator[str]:
     repeats, known = plan.tokens_per_day / spec.data.num_tokens, spec.data.index != NO_DATA
     share = f", {repeats:,.2g} times the data set's {spec.data.num_tokens:,}" if known else ""
     yield f"one day        {plan.tokens_per_day:,.0f} tokens of all peers{share}"
-    yield f"payload        {plan.payload_bytes:,} bytes, {dense:.1f} times smaller than dense fp32"
+    traced = f"; trace: {spec.trace.num_bytes:,} bytes" * bool(spec.trace.places)
+    yield f"payload        {plan.payload_bytes:,} bytes, {dense:.1f} times smaller than dense fp32{traced}"
 
 
 def verdict(refused: Sequence[str], fits: str) -> Iterator[str]:
@@ -176,6 +178,24 @@ def _correction(plan: Plan) -> Iterator[str]:
     )
 
 
+def _repeated(plan: Plan) -> Iterator[str]:
+    """What a validator repeats of the miners' steps, in a run with traces."""
+    found = verification(plan)
+    if found is None:
+        return
+    second = (
+        "a failure takes a second execution"
+        if found.fitting > 1
+        else "there is no time for the second execution that a failure takes"
+    )
+    told = (
+        f"{'repeated':<15}{found.repeats:>4} of {found.drawn}   miners' rounds that a validator draws: each takes "
+        f"{duration(found.one_seconds)}, and {duration(found.free_seconds)} are free before the next commit deadline; "
+        f"{second}"
+    )
+    yield from wrapped(told, " " * 26)
+
+
 def _shares(plan: Plan) -> Iterator[str]:
     yield (
         f"utilization    {plan.utilization:>7.1%}   inner steps over the whole round, "
@@ -186,6 +206,7 @@ def _shares(plan: Plan) -> Iterator[str]:
         "and one download"
     )
     yield from _correction(plan)
+    yield from _repeated(plan)
     yield f"uplink         {plan.uplink_share:>7.1%}   busy at a validator: copies, and a checkpoint now and then"
     for role in ROLES:
         steps = plan.restart(role)
@@ -206,6 +227,8 @@ def gpu_memory(plan: TrainerPlan) -> Iterator[str]:
     if whole < SMALL_BYTES:
         yield f"So small a model needs no GPU: it trains in {size_words(whole)}; --measure plans it on this machine."
         return
+    if plan.spec.trace.places:
+        yield "A validator's GPUs hold what a miner's do, while it repeats steps."
     unit, symbol = unit_of(plan.memory_total.gpu_computing)
     each = "the GPU" if plan.gpus == 1 else f"each of {plan.gpus} GPUs"
     yield f"{f'memory of {each}, {symbol}':<34}{'computing':>11}{'communicating':>16}"

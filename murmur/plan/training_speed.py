@@ -76,7 +76,7 @@ class _Step:
 
 def trial(spec: TrainingSpec, device: torch.device, tell: Tell, *, gpus: int = 1) -> Trial | None:
     """Try one device of `gpus` in inner steps of `spec`; None where not even one layer fits."""
-    model, fitting = cut(spec.model, _parameters(device)), _fitting(spec, device, gpus)
+    model, fitting = cut(spec.model, most_parameters(device)), _fitting(spec, device, gpus)
     if model is None or fitting is None:
         tell("training: not measured, a layer of this model is too large for this machine; the stated speed is used")
         return None
@@ -119,7 +119,8 @@ def _fitting(spec: TrainingSpec, device: torch.device, gpus: int) -> Fit | None:
     return fit_planned(spec, gpus, torch.cuda.get_device_properties(device).total_memory, most)
 
 
-def _parameters(device: torch.device) -> int:
+def most_parameters(device: torch.device) -> int:
+    """Return how many parameters a trial on this device has at most."""
     if device.type != "cuda":
         return TRIAL_PARAMETERS
     return int(torch.cuda.get_device_properties(device).total_memory // 2 // TRAINED_BYTES)

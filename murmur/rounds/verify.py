@@ -13,7 +13,7 @@ from loguru import logger
 from torch import Tensor
 
 from gauntlet.checks import Checked
-from gauntlet.repetition import Repetition
+from gauntlet.repetition import SPARE_STEPS, Repetition
 from gauntlet.selection import Ranking
 from gauntlet.verification import compare, draw
 from murmur.data.shards import Shards
@@ -31,11 +31,8 @@ from murmur.training.recorder import TraceOf
 from sparseloco import trace
 from sparseloco.trace import Trace
 
-SPARE_STEPS = 2.0
-"""Steps' time before the commit deadline at which a repetition ends."""
 PATIENCE_ROUNDS = 3
 """Rounds on end in which nothing that was drawn was repeated, until that is a trouble."""
-
 FORGETS = 0.9
 """What is kept of a step's measured time when there is none to measure it again: a slow moment is not for good."""
 

@@ -242,6 +242,7 @@ def host_moments(
     model, payload = sizes.model, sizes.payload
     on_cpu = cpu_activations is not None
     always = {"processes": ranks * PROCESS_BYTES}
+    stepping = _stepping(sizes, cpu_activations)
     module = {"parameters": model} if on_cpu else {}
     held = always | module | _areas(sizes)
     checked = {"payloads": sizes.gathered * payload}
@@ -251,6 +252,8 @@ def host_moments(
     listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * _most_values(spec)
     probed = {"probed": payload + FP32 * sizes.values + listed}
     return {
+        # It repeats a miner's steps (murmur/rounds/verify.py) when it has judged: open payloads are gone by then.
+        **({COMPUTING: held | stepping} if spec.trace.places else {}),
         "check": held | checked,
         "probe": held | checked | probed,
         "outer step": held | applied,
@@ -263,11 +266,11 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
     model, payload = sizes.model, sizes.payload
     on_cpu = cpu_activations is not None
     always = {"processes": ranks * PROCESS_BYTES}
-    trained = {"parameters": model, "adam_moments": sizes.optimizer} if on_cpu else {}
+    stepping = _stepping(sizes, cpu_activations)
+    trained = {name: stepping[name] for name in ("parameters", "adam_moments") if on_cpu}
     dense = sizes.spec.exchange == "int8"
     areas = _areas(sizes) | {"error_feedback": 0 if dense else model, "stored_moments": sizes.carried}
     held = always | areas
-    gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}
     opened = {"payloads": sizes.opened * payload}
     # One tensor's values above the norms that an outer step applies, listed before and after the restraint.
@@ -275,13 +278,22 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
     # Blocks of every payload, sealed, open and joined; the part of the mean, its sealed object, and copies of both.
     summed = 3 * sizes.contributors * min(payload, SUMMED_BYTES) + 4 * payload // sizes.contributors
     return {
-        COMPUTING: held | trained | gradients,
+        COMPUTING: held | stepping,
         "compress": held | trained | sealed | {"kept_back": kept_back},
         "swap": held | trained | sealed,
         **({"sum a part": held | trained | {"payloads": summed}} if dense else {}),
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in areas if name != "spare"},
     }
+
+
+def _stepping(sizes: Trainer, cpu_activations: int | None) -> dict[str, int]:
+    """Return what inner steps hold on the host where a CPU takes them."""
+    if cpu_activations is None:
+        return {}
+    model = sizes.model
+    trained = {"parameters": model, "adam_moments": sizes.optimizer}
+    return trained | {"gradients": model, "activations": cpu_activations}
 
 
 def _areas(sizes: Trainer) -> dict[str, int]:

@@ -189,6 +189,12 @@ class Sizes(TrainingSizes):
         return self.evaluated_shards * leaves_bytes(self.shard) + self.sampled_sequences * blocks * BLOCK_BYTES
 
     @property
+    def repeated(self) -> float:
+        """Average bytes of the data set that it reads to repeat one peer's round: lists of leaves, and blocks."""
+        page = self.spec.page_tokens * self.token
+        return self.trained_shards * leaves_bytes(self.shard) + self.spec.pages_per_round * (page + BLOCK_BYTES)
+
+    @property
     def evaluated_shards(self) -> float:
         """Files that a validator's samples of a round touch: pages of every evaluated peer, and as many unassigned
         places as there are sequences."""

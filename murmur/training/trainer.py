@@ -38,7 +38,9 @@ ENDS, RECORDS, TOKENS = "ends", "records", "tokens"
 
 
 class Trainer:
-    """The module and its optimizer. `spec`: the run's first spec as JSON."""
+    """The module and its optimizer. `spec`: the run's first spec as JSON. compiled: whether layers are, on a GPU."""
+
+    compiled = True
 
     def __init__(self, ranks: Ranks, *, spec: str) -> None:
         self.ranks = ranks
@@ -197,7 +199,7 @@ class Trainer:
         them."""
         if self._fit is None:
             self._fit = fit(self.model, self._optimizer, self.spec, self.ranks)
-            if self.ranks.device.type == "cuda":
+            if self.compiled and self.ranks.device.type == "cuda":
                 self.model.compile()
         return self._fit
 

@@ -13,7 +13,10 @@ import torch
 
 from murmur.plan import presets
 from murmur.protocol.spec import RunSpec
+from murmur.protocol.types import Digest, PeerId
 from murmur.training import checkpoint
+from murmur.training.memory import Role
+from murmur.training.recorder import TraceOf
 from murmur.training.replica import Replica, genesis_theta
 from sparseloco import wire
 from sparseloco.update import Update
@@ -30,12 +33,15 @@ MODEL = {
 }
 
 
-def spec_of(**model: int) -> RunSpec:
-    """21 M parameters, in fp32 some 85 MB."""
+def spec_of(role: Role, **model: int) -> RunSpec:
+    """21 M parameters, in fp32 some 85 MB. A validator repeats steps."""
     table = presets.read("150m").first.model_dump()
     table["model"] |= MODEL | model
     table["inner"] |= {"steps": 2, "sequences": 4}
     table["gauntlet"] |= {"contributors": 4, "reserve": 2}
+    if role == "validator":
+        table["inner"] |= {"optimizer": "muon", "state": "fresh"}
+        table["gauntlet"] |= {"trace_values": 1024}
     return RunSpec.model_validate(table)
 
 
@@ -111,7 +117,10 @@ def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     peaks.note("outer step")
     consensus = checkpoint.save(folder, replica.consensus_state())
     peaks.note("saved")
-    del replica, checked, opened
+    del checked, opened
+    repeat(replica, spec)
+    peaks.note("inner steps")
+    del replica
     gc.collect()
     peaks.note("nothing")
     replica = Replica(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
@@ -119,15 +128,31 @@ def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     peaks.note("restart")
 
 
+def repeat(replica: Replica, spec: RunSpec) -> None:
+    """A miner's steps, from theta before the last outer step."""
+    tokens = torch.randint(0, spec.model.vocabulary, (spec.inner.steps * spec.inner.sequences, spec.model.context + 1))
+    repeated = replica.repeat(
+        tokens,
+        inner=spec.inner,
+        rounds=replica.outer.rounds - 1,
+        first_step=0,
+        trace_of=TraceOf(Digest(bytes(32)), Digest(bytes(32)), PeerId(bytes(32)), spec.trace.places),
+        on_step=lambda step, loss: None,
+        stopped=lambda: False,
+    )
+    assert repeated is not None
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    play = {"miner": miner, "validator": validator}[sys.argv[1]]
+    role: Role = "validator" if sys.argv[1] == "validator" else "miner"
+    play = {"miner": miner, "validator": validator}[role]
     with tempfile.TemporaryDirectory() as folder:
         # What libraries take when they are first used is no model's.
-        play(spec_of(vocabulary=64, layers=1, width=64, heads=2, kv_heads=1, ffn=64), Path(folder), Peaks())
+        play(spec_of(role, vocabulary=64, layers=1, width=64, heads=2, kv_heads=1, ffn=64), Path(folder), Peaks())
         gc.collect()
         peaks = Peaks()
-        play(spec_of(), Path(folder), peaks)
+        play(spec_of(role), Path(folder), peaks)
     sys.stdout.write(json.dumps(peaks.found))
 
 

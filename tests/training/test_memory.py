@@ -286,7 +286,7 @@ def test_the_host_takes_at_each_moment_what_a_process_was_measured_to_take(role:
     command = [sys.executable, "-m", "tests.training.node_memory", role]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
-    measured, spec = json.loads(done.stdout), spec_of()
+    measured, spec = json.loads(done.stdout), spec_of(role)
     activations = cpu_activations(spec.model, spec.inner.sequences)
     planned = {
         moment: sum(parts.values()) - PROCESS_BYTES

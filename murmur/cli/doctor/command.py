@@ -15,15 +15,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file of the node; settings in the environment count too")
     parser.add_argument("--role", choices=get_args(Role), default="miner", help="role of the node (default: miner)")
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--fast", action="store_true", help="make only the checks of a node's start: seconds, not a minute"
     )
-    parser.add_argument("--json", action="store_true", help='print one JSON object: {"checks": [..]}')
+    kinds.add_argument(
+        "--trace",
+        nargs="?",
+        const="",
+        metavar="SPEC",
+        help="instead of the checks, play one inner round several times on this machine, and show how far its steps "
+        "are apart beside the limits of verified work. SPEC: a preset or spec file (default: the configured run, or "
+        "tiny). The exit status is 1 beyond the limits",
+    )
+    parser.add_argument("--json", action="store_true", help='print one JSON object: {"checks": [..]} or {"trace": ..}')
 
 
 def run(options: argparse.Namespace) -> int:
     """Print each check's findings; the exit status is 1 when one fails. Raises ConfigError for an incomplete
     configuration."""
+    if options.trace is not None:
+        from murmur.cli.doctor.trace import trace  # torch, likewise
+
+        return trace(options)
     from murmur.cli.doctor.examination import examine  # torch and others, which --help must not wait for
 
     return examine(options)
