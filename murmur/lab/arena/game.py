@@ -351,13 +351,13 @@ def _false(
 def _trained(lessons: Sequence[Lesson], rate: float) -> list[Trained]:
     """Results of all lessons, in order."""
     results: dict[int, Trained] = {}
-    alike: dict[tuple[int, int, float, str], list[int]] = {}
+    alike: dict[tuple[tuple[int, ...], float, str], list[int]] = {}
     for place, each in enumerate(lessons):
-        alike.setdefault((len(each.sequences), each.steps, each.rate, each.frozen), []).append(place)
-    for (_, steps, share, frozen), places in sorted(alike.items()):
+        alike.setdefault((each.batches, each.rate, each.frozen), []).append(place)
+    for (batches, share, frozen), places in sorted(alike.items()):
         for first in range(0, len(places), TOGETHER):
             group = places[first : first + TOGETHER]
             sequences = torch.stack([lessons[place].sequences for place in group])
-            found = train([lessons[place].start for place in group], sequences, steps, share * rate, frozen)
+            found = train([lessons[place].start for place in group], sequences, batches, share * rate, frozen)
             results |= zip(group, found, strict=True)
     return [results[place] for place in range(len(lessons))]

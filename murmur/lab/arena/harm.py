@@ -9,6 +9,7 @@ import torch
 from murmur.lab.arena import forge
 from murmur.lab.arena.attack import Attack, Expected, Working, noise_of
 from murmur.lab.arena.players import Lesson, Sending, View, difference, lesson
+from murmur.lab.arena.pretenders import ThinInFour
 from murmur.lab.arena.problem import Trained
 from murmur.lab.arena.shirkers import Noise
 from murmur.lab.arena.stage import generator, named
@@ -148,12 +149,24 @@ class OnOff(Working):
 
 
 class LyingValidator(Noise):
-    """Miners that send noise; one of the validators names them before all others and pays no other peer."""
+    """Miners that send noise; validators name them before all others and pay no other peer."""
 
     kind, expected, slots, validator = "lying-validator", Expected.SOON, 4, "lying"
 
 
+class FalseVerdicts(ThinInFour):
+    """Thin hotkeys, and validators that say of these that their steps are as shown, and of nobody else's."""
+
+    kind, validator = "false-verdicts", "slandering"
+
+
+class Slander(Working):
+    """Honest work, and validators that say that nobody else's steps are as shown."""
+
+    kind, expected, validator = "slander", Expected.PROPORTION, "slandering"
+
+
 class WithholdingValidator(Noise):
-    """Miners that send noise; one of the validators names no peer."""
+    """Miners that send noise; validators name no peer."""
 
     kind, expected, slots, validator = "withholding-validator", Expected.SOON, 4, "withholding"

@@ -75,12 +75,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Training on `sequences` (int64 [sequences, context]) from `start`, in `steps` equal batches, at `rate` times the
-    usual learning rate. `frozen`: the name of a tensor that is not trained."""
+    """Training on `sequences` (int64 [sequences, context]) from `start`, in steps on `batches` of these sizes, at
+    `rate` times the usual learning rate. `frozen`: the name of a tensor that is not trained."""
 
     start: Theta
     sequences: Tensor
-    steps: int
+    batches: tuple[int, ...]
     rate: float = 1.0
     frozen: str = ""
 
@@ -143,7 +143,7 @@ def lesson(view: View, pages: Sequence[Page], share: float = 1.0) -> Lesson:
     steps = max(1, round(spec.inner.steps * share))
     count = max(1, round(spec.inner.steps * spec.inner.sequences * share))
     repeated = sequences.repeat(-(-count // len(sequences)), 1)[:count]
-    return Lesson(view.theta, repeated, steps)
+    return Lesson(view.theta, repeated, (count // steps,) * steps)
 
 
 class Honest(Player):

@@ -157,7 +157,8 @@ def _repeated(round: Round, declared: Mapping[PeerId, int]) -> dict[PeerId, Trac
         return {}
     spec = round.spec
     text = torch.stack([round.text.sequences(pages_of(spec, round.run, round.page_hash, peer)) for peer in declared])
-    trained = train([round.theta] * len(declared), text, spec.inner.steps, spec.inner.peak_lr)
+    batches = [spec.inner.sequences] * spec.inner.steps
+    trained = train([round.theta] * len(declared), text, batches, spec.inner.peak_lr)
     found = {}
     for (peer, steps), each in zip(declared.items(), trained, strict=True):
         exact = cut(spec, round.run, round.page_hash, peer, each)

@@ -137,18 +137,20 @@ class Trained:
     rate: float
 
 
-def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float, frozen: str = "") -> list[Trained]:
-    """Take `steps` steps of gradient descent for all peers at once.
+def train(
+    starts: Sequence[Theta], lessons: Tensor, batches: Sequence[int], rate: float, frozen: str = ""
+) -> list[Trained]:
+    """Take a step of gradient descent for each batch, for all peers at once.
 
-    `lessons`: int64 [peers, sequences, CONTEXT], taken in order in `steps` equal batches. The tensor named `frozen` is
-    not trained. A peer's result does not depend on the others in the batch.
+    `lessons`: int64 [peers, sequences, CONTEXT], taken in order in `batches` of these sizes. The tensor named `frozen`
+    is not trained. A peer's result does not depend on the others in the batch.
     """
-    peers, count, _ = lessons.shape
+    peers = len(lessons)
     theta = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
     path = {name: [values.clone()] for name, values in theta.items()}
     first, second = (theta[name].view(-1, VOCABULARY) for name in ("lag1.weight", "lag2.weight"))
     row = torch.arange(peers)[:, None, None]
-    for batch in lessons.view(peers, steps, count // steps, CONTEXT).unbind(1):
+    for batch in torch.split(lessons, list(batches), dim=1):
         one, two = ((row * VOCABULARY + batch[..., at : at + CONTEXT - 2]).reshape(-1) for at in (1, 0))
         target = batch[..., 2:].reshape(-1, 1)
         each = target.shape[0] // peers

@@ -54,7 +54,7 @@ class HalfBatch(Working):
 
     def lessons(self, view: View) -> list[Lesson]:
         whole = lesson(view, view.pages(self.me))
-        return [replace(whole, sequences=whole.sequences[::2])]
+        return [replace(whole, sequences=whole.sequences[::2], batches=tuple(size // 2 for size in whole.batches))]
 
 
 class HalfRate(Working):
@@ -92,7 +92,8 @@ class DoubleBatch(Working):
     def lessons(self, view: View) -> list[Lesson]:
         whole = lesson(view, view.pages(self.me))
         beside = view.text.sequences(chosen_pages(view, self.me))[: len(whole.sequences)]
-        return [replace(whole, sequences=torch.stack([whole.sequences, beside], dim=1).flatten(0, 1))]
+        both = torch.stack([whole.sequences, beside], dim=1).flatten(0, 1)
+        return [replace(whole, sequences=both, batches=tuple(2 * size for size in whole.batches))]
 
 
 def chosen_pages(view: View, peer: PeerId) -> list[Page]:
