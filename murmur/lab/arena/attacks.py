@@ -10,6 +10,7 @@ from murmur.lab.arena.harm import (
     FalseVerdicts,
     Framing,
     Inflated,
+    LyingForWorkers,
     LyingValidator,
     OneTensor,
     OnOff,
@@ -106,6 +107,7 @@ ATTACKS: tuple[type[Attack], ...] = (
     ThinLateSteps,
     LyingValidator,
     WithholdingValidator,
+    LyingForWorkers,
     FalseVerdicts,
     Slander,
 )

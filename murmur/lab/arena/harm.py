@@ -154,6 +154,12 @@ class LyingValidator(Noise):
     kind, expected, slots, validator = "lying-validator", Expected.SOON, 4, "lying"
 
 
+class LyingForWorkers(Working):
+    """Honest work; validators name the workers before all others and pay no other peer."""
+
+    kind, expected, validator = "lying-for-workers", Expected.PROPORTION, "lying"
+
+
 class FalseVerdicts(ThinInFour):
     """Thin hotkeys, and validators that say of these that their steps are as shown, and of nobody else's."""
 

@@ -53,10 +53,11 @@ KINDS = (
     "thin-late-steps",
     "lying-validator",
     "withholding-validator",
+    "lying-for-workers",
     "false-verdicts",
     "slander",
 )
 
-LIARS = frozenset({"lying-validator", "withholding-validator", "false-verdicts", "slander"})
+LIARS = frozenset({"lying-validator", "withholding-validator", "lying-for-workers", "false-verdicts", "slander"})
 ALONE = LIARS | {"swarm-80"}
 """Attacks that need their own run: the judge's or the majority's behaviour affects a whole run."""

@@ -16,6 +16,7 @@ from murmur.lab.arena.attacks import ATTACKS
 from murmur.lab.arena.game import Game, Scenario, play
 from murmur.lab.arena.measure import AttackResult, row
 from murmur.lab.arena.players import Lesson, View, lesson
+from murmur.lab.arena.pretenders import thinned
 from murmur.lab.arena.problem import Trained, zero_theta
 from murmur.lab.arena.stage import make_spec
 from murmur.lab.arena.traces import cut, extrapolated, none_of, size
@@ -74,10 +75,15 @@ def test_the_thinnest_late_steps_are_about_as_far_off_as_is_allowed() -> None:
     assert 0.5 < np.mean([max(one.gradients) for one in found]) / LARGEST_GRADIENT < 1.5
 
 
-@pytest.mark.parametrize("kind", ["false-verdicts", "slander"])
-def test_a_minority_of_false_verdicts_moves_no_pay(kind: str) -> None:
-    found = result(BY_KIND[kind], validators=3)
+def test_false_verdicts_of_a_minority_bring_no_pay_for_thin_work() -> None:
+    found = result(BY_KIND["false-verdicts"], validators=3)
     assert found.meets, (found.share, found.allowed)
+
+
+def test_false_verdicts_take_less_from_others_than_paying_nobody_but_friends() -> None:
+    """Both are too much for their class: docs/threat-model.md says why."""
+    slander, outright = (result(BY_KIND[kind], validators=3) for kind in ("slander", "lying-for-workers"))
+    assert slander.allowed < slander.share < outright.share
 
 
 def test_liars_are_the_largest_minority_and_fail_all_but_their_friends() -> None:
@@ -93,8 +99,8 @@ def test_liars_are_the_largest_minority_and_fail_all_but_their_friends() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["false-verdicts", "slander", "lying-validator"])
-def test_a_league_of_three_of_seven_moves_no_pay(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["false-verdicts", "lying-validator"])
+def test_a_league_of_three_of_seven_brings_no_pay_for_work_that_was_not_done(kind: str) -> None:
     assert result(BY_KIND[kind], rounds=24, validators=7).meets
 
 
@@ -113,12 +119,13 @@ def test_a_comparison_that_always_passes_is_found(kind: str, monkeypatch: pytest
 
 
 class Foresight(Working):
-    """Half of the steps where it knows that nobody will repeat them."""
+    """A quarter of every batch where it knows that nobody will repeat its steps."""
 
     kind, expected = "foresight", Expected.PROPORTION
 
     def lessons(self, view: View) -> list[Lesson]:
-        return [lesson(view, view.pages(self.me), 1.0 if is_drawn(self.me, view.round) else 0.5)]
+        whole = lesson(view, view.pages(self.me))
+        return [whole if is_drawn(self.me, view.round) else thinned(whole, [4] * 4)]
 
 
 def is_drawn(peer: PeerId, round: int) -> bool:
@@ -127,13 +134,13 @@ def is_drawn(peer: PeerId, round: int) -> bool:
 
 
 def test_a_draw_that_is_known_before_the_commitment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert result(Foresight, rounds=16).meets
+    assert result(Foresight, rounds=24).meets
 
     def known(run, block_hash, round, validator, candidates: Sequence[PeerId], repeated, count) -> list[PeerId]:
         return [peer for peer in sorted(candidates) if is_drawn(peer, round)]
 
     monkeypatch.setattr(policies, "draw", known)
-    assert not result(Foresight, rounds=16).meets
+    assert not result(Foresight, rounds=24).meets
 
 
 # --- traces ----------------------------------------------------------------------------------------------------------
