@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gauntlet.repetition import LARGEST_GRADIENT, Repetition
+from gauntlet.repetition import LARGEST_GRADIENT, TYPICAL_GRADIENT, Repetition
 from murmur.lab.arena import policies
 from murmur.lab.arena.attack import Attack, Expected, Working
 from murmur.lab.arena.attacks import ATTACKS
@@ -17,10 +17,10 @@ from murmur.lab.arena.game import Game, Scenario, play
 from murmur.lab.arena.measure import AttackResult, row
 from murmur.lab.arena.players import Lesson, View, lesson
 from murmur.lab.arena.pretenders import thinned
-from murmur.lab.arena.problem import Trained, zero_theta
+from murmur.lab.arena.problem import CONTEXT, Text, Trained, train, zero_theta
 from murmur.lab.arena.stage import make_spec
 from murmur.lab.arena.traces import cut, extrapolated, none_of, size
-from murmur.protocol.types import Digest, PeerId
+from murmur.protocol.types import Digest, Page, PeerId
 
 BY_KIND = {attack.kind: attack for attack in ATTACKS}
 UNPAID = [attack.kind for attack in ATTACKS if attack.expected is Expected.UNPAID]
@@ -171,3 +171,24 @@ def test_steps_are_made_up_at_the_last_ones_size_and_theta_goes_with_them() -> N
         assert torch.allclose(found.end[name], -values.sum(0), atol=1e-5)
     nothing = none_of(zero_theta())
     assert extrapolated(nothing, 4) is nothing
+
+
+def test_the_larger_the_batch_the_nearer_is_a_thin_one_with_the_expected_gradient_for_the_rest() -> None:
+    """A limit of the comparison that the arena's own batches of 16 do not show (docs/threat-model.md)."""
+    text, pages, theta = (
+        Text(0, 64 * CONTEXT, 1),
+        [Page(at * 64 * CONTEXT, CONTEXT) for at in range(16384)],
+        zero_theta(),
+    )
+    sequences = text.sequences(pages)
+
+    def gradient(lesson: torch.Tensor) -> torch.Tensor:
+        (found,) = train([theta], lesson[None], [len(lesson)], 1.0)
+        return torch.cat([values.flatten() for values in found.moves.values()])
+
+    expected = gradient(sequences[4096:])
+    off = []
+    for batch in (16, 4096):
+        whole, quarter = gradient(sequences[:batch]), gradient(sequences[: batch // 4])
+        off.append(float((quarter / 4 + 0.75 * expected - whole).norm() / whole.norm()))
+    assert off[0] > LARGEST_GRADIENT > TYPICAL_GRADIENT > off[1]
