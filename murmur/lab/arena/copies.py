@@ -4,20 +4,11 @@ from collections.abc import Sequence
 
 from gauntlet.selection import peer_score
 from murmur.lab.arena import forge
-from murmur.lab.arena.attack import Attack, Expected
+from murmur.lab.arena.attack import Attack, Expected, best_known
 from murmur.lab.arena.players import Sending, View
-from murmur.lab.arena.problem import Theta
+from murmur.lab.arena.problem import Trained
 from murmur.lab.arena.stage import generator
 from murmur.protocol.types import PeerId
-
-
-def best_known(view: View, but: Sequence[PeerId]) -> PeerId | None:
-    """Return a contributor of the last round whose payload is known, the same for all callers."""
-    if not view.past:
-        return None
-    last = view.past[-1]
-    known = sorted(peer for peer in last.contributing if peer in last.updates and peer not in but)
-    return known[0] if known else None
 
 
 class CopycatExact(Attack):
@@ -26,7 +17,7 @@ class CopycatExact(Attack):
 
     kind, expected, waits = "copycat-exact", Expected.AT_ONCE, True
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         victim = best_known(view, self.hotkeys)
         if victim is None:
             return {}
@@ -41,7 +32,7 @@ class CopycatPerturbed(Attack):
 
     kind, expected, waits = "copycat-perturbed", Expected.AT_ONCE, True
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         victim = best_known(view, self.hotkeys)
         if victim is None:
             return {}
@@ -57,7 +48,7 @@ class CopycatLast(Attack):
 
     kind, expected = "copycat-of-the-last-round", Expected.AT_ONCE
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         victim = best_known(view, self.hotkeys)
         return {} if victim is None else self.in_sync(view, [view.past[-1].updates[victim]])
 
@@ -68,7 +59,7 @@ class CopierBelow(Attack):
 
     kind, expected = "copier-39", Expected.SOON
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         known = sorted(view.past[-1].updates.keys() - set(self.hotkeys)) if view.past else []
         if not known:
             return {}

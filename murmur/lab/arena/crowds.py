@@ -10,9 +10,10 @@ from torch import Tensor
 from murmur.lab.arena import forge
 from murmur.lab.arena.attack import Attack, Expected, Working, noise_of
 from murmur.lab.arena.players import Lesson, Sending, View, difference, lesson
-from murmur.lab.arena.problem import Theta, sequence_losses
+from murmur.lab.arena.problem import Trained, sequence_losses
 from murmur.lab.arena.shirkers import Noise
 from murmur.lab.arena.stage import generator, named
+from murmur.lab.arena.traces import extrapolated
 from murmur.protocol.assignment import page_at
 from murmur.protocol.types import PeerId
 from sparseloco import ops
@@ -32,14 +33,15 @@ class SplitInTwo(Attack):
     def lessons(self, view: View) -> list[Lesson]:
         return [lesson(view, view.pages(peer), self.share_of_work) for peer in self.hotkeys]
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
-        spec, updates = view.spec, []
-        for index, end in enumerate(trained):
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
+        spec, updates, shown = view.spec, [], []
+        for index, (peer, each) in enumerate(zip(self.hotkeys, trained, strict=False)):
             update, self.errors[index] = ops.compress(
-                view.theta, end, self.errors[index], spec.layout, spec.compression.decay
+                view.theta, each.end, self.errors[index], spec.layout, spec.compression.decay
             )
             updates.append(update)
-        return self.in_sync(view, updates)
+            shown.append(view.shown(peer, extrapolated(each, spec.inner.steps)))
+        return self.in_sync(view, updates, shown=shown)
 
 
 class SybilSplit(SplitInTwo):
@@ -50,7 +52,7 @@ class SybilSplit(SplitInTwo):
     def lessons(self, view: View) -> list[Lesson]:
         return super().lessons(view)[:-1]
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         garbage = self.hotkeys[-1]
         return {**super().send(view, trained), **self.in_sync(view, [noise_of(view, garbage)], [garbage])}
 
@@ -77,8 +79,9 @@ class UnionHalves(Attack):
         mixed = torch.stack([part[:each] for part in parts], dim=1).flatten(0, 1)
         return [replace(whole, sequences=mixed)]
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
-        return self.in_sync(view, self.parts(view, difference(view.theta, trained[0])))
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
+        shown = [view.shown(peer, trained[0]) for peer in self.hotkeys]
+        return self.in_sync(view, self.parts(view, difference(view.theta, trained[0].end)), shown=shown)
 
     def parts(self, view: View, delta: dict[str, Tensor]) -> list[Update]:
         """Return one update per hotkey from the trained one."""
@@ -103,9 +106,9 @@ class BestOfEight(Attack):
     def lessons(self, view: View) -> list[Lesson]:
         return [lesson(view, view.pages(self.me))]
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         spec, random = view.spec, generator(view.draw("variants", self.me))
-        delta = difference(view.theta, trained[0])
+        delta = difference(view.theta, trained[0].end)
         variants = forge.halves(delta, spec.layout, len(self.hotkeys), random)
         page = page_at(view.draw("try", self.me).below(spec.num_pages), spec.page_tokens)
         tried = view.text.sequences([page])
@@ -115,7 +118,7 @@ class BestOfEight(Attack):
             for update in variants
         ]
         best = losses.index(min(losses))
-        sent = self.in_sync(view, variants)
+        sent = self.in_sync(view, variants, shown=[view.shown(peer, trained[0]) for peer in self.hotkeys])
         return {peer: replace(sent[peer], reveals=index == best) for index, peer in enumerate(self.hotkeys)}
 
 

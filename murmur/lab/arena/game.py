@@ -9,20 +9,23 @@ from dataclasses import dataclass, replace
 import torch
 
 from gauntlet.checks import Gathered
+from gauntlet.repetition import NOTHING_ALIKE, Repetition
 from murmur.lab.arena.agree import Votes, incentives, pooled
 from murmur.lab.arena.attack import Attack
 from murmur.lab.arena.players import Honest, Lesson, Past, Player, Sending, View
 from murmur.lab.arena.policies import POLICIES, Policy, Round
-from murmur.lab.arena.problem import Text, Theta, sequence_losses, train, zero_theta
+from murmur.lab.arena.problem import Text, Trained, sequence_losses, train, zero_theta
 from murmur.lab.arena.stage import OWNER, POINTER, Signer, make_spec, named, sync_proof
 from murmur.protocol.assignment import Draw
 from murmur.protocol.merkle import sections_root
 from murmur.protocol.messages import Envelope, Reveal, parse_envelope
 from murmur.protocol.run import Run
 from murmur.protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Standing, Uid
-from sparseloco import ops
+from sparseloco import ops, trace
 from sparseloco.digest import theta_digest
 from sparseloco.outer import OuterState
+from sparseloco.trace import Trace
+from sparseloco.update import Update
 from sparseloco.wire import encode
 from storage.seal import Sealed, seal
 
@@ -117,7 +120,9 @@ class Game:
         self.votes = Votes(self.run, self.stakes)
         self.incentives: dict[PeerId, int] = {}
         """As of the last round, in which a hotkey was paid."""
-        self.liar = next((a.validator for a in scenario.attacks if a.validator != "honest"), None)
+        self.lie = next((a.validator for a in scenario.attacks if a.validator != "honest"), None)
+        minority = max(1, (scenario.validators - 1) // 2)
+        self.liars = self.validators[-minority:] if self.lie else []
 
     def round(self, number: int) -> RoundLog:
         """Play a round: change the state, say what happened."""
@@ -134,9 +139,9 @@ class Game:
 
         friends = [peer for player in self._players() if player.name in self.attackers for peer in player.hotkeys]
         names = {peer: [uids[chosen] for chosen in rankings[peer].order] for peer in self.validators}
-        if self.liar:
-            own = [uids[peer] for peer in friends if peer in checked.committed]
-            names[self.validators[-1]] = own if self.liar == "lying" else []
+        own = [uids[peer] for peer in friends if peer in checked.committed]
+        if self.lie in ("lying", "withholding"):
+            names |= dict.fromkeys(self.liars, own if self.lie == "lying" else [])
         miners = [replace(item.peer, incentive=self.incentives.get(item.peer.id, 0)) for item in gathered]
         decision = self.votes.decide(number, rounds[witness].commit_hash, digest, miners, names)
         selection = decision.selection
@@ -147,8 +152,12 @@ class Game:
         for peer in self.validators:
             evaluated |= self.judges[peer].learn(rounds[peer], checked, rankings[peer], contributing)
             weights[peer] = self.judges[peer].pay(rounds[peer], rankings[peer])
-        if self.liar:
-            weights[self.validators[-1]] = {uids[peer]: 1 / len(friends) for peer in friends}
+            self.judges[peer].verify(rounds[peer], checked, rankings[peer])
+        for peer in self.liars:
+            if self.lie == "slandering":
+                self.judges[peer].found = _false(self.judges[peer].found, friends)
+            else:
+                weights[peer] = {uids[friend]: 1 / len(friends) for friend in friends}
         hotkeys = {uid: peer for peer, uid in uids.items()} | {Uid(-1): OWNER}
         shares = pooled(weights, self.stakes)
         paid = {hotkeys[uid]: share for uid, share in shares.items()}
@@ -194,8 +203,8 @@ class Game:
         players = list(self._players())
         self.text.keep([page for player in players for peer in player.hotkeys for page in view.pages(peer)])
         lessons = {player.name: player.lessons(view) for player in players}
-        ends = iter(_trained([each for player in players for each in lessons[player.name]], self.spec.inner.peak_lr))
-        trained = {player.name: [next(ends) for _ in lessons[player.name]] for player in players}
+        results = iter(_trained([each for player in players for each in lessons[player.name]], self.spec.inner.peak_lr))
+        trained = {player.name: [next(results) for _ in lessons[player.name]] for player in players}
         sendings: dict[PeerId, Sending] = {}
         for player in sorted(players, key=lambda player: player.waits):
             shown = view
@@ -213,7 +222,8 @@ class Game:
         for peer, sending in sorted(sendings.items(), key=lambda item: (item[1].stolen is not None, item[0])):
             if sending.update is not None:
                 key = named("key", self.scenario.seed, number, peer.hex())
-                plaintext = encode(sending.theta, sending.update)
+                shown = trace.encode(sending.trace, self.spec.trace)
+                plaintext = encode(sending.theta, sending.update, shown)
                 sealed[peer] = seal(plaintext, key=key, run=self.run.id, round=number, signer=Signer(peer))
             elif sending.stolen in sealed:
                 sealed[peer] = self._stolen(number, peer, sealed[sending.stolen])
@@ -271,11 +281,10 @@ class Game:
     ) -> None:
         """Apply what was agreed; everybody learns what the round has shown."""
         before = self.theta
-        revealed = {
-            peer: sending.update
-            for peer, sending in sorted(sendings.items())
-            if sending.update is not None and sending.reveals and not sending.late
-        }
+        revealed, traces = dict[PeerId, Update](), dict[PeerId, Trace]()
+        for peer, sending in sorted(sendings.items()):
+            if sending.update is not None and sending.reveals and not sending.late:
+                revealed[peer], traces[peer] = sending.update, sending.trace
         if contributing:
             updates = [revealed.get(peer) for peer in sorted(contributing)]
             outer = self.spec.outer
@@ -286,7 +295,7 @@ class Game:
             for player in self._players():
                 player.void()
         norm = self.outer.whole or 1.0
-        self.past.append(Past(before, digest, revealed, contributing, frozenset(evaluated), norm))
+        self.past.append(Past(before, digest, revealed, traces, contributing, frozenset(evaluated), norm))
         del self.past[:-KNOWN_ROUNDS]
 
     def _churn(self, number: int) -> None:
@@ -326,17 +335,25 @@ def _seats(scenario: Scenario) -> tuple[dict[int, Player], dict[str, str]]:
     return seats, attackers
 
 
-def _trained(lessons: Sequence[Lesson], rate: float) -> list[Theta]:
-    """Ends of all lessons, in order."""
-    ends: list[Theta] = [{}] * len(lessons)
-    alike: dict[tuple[int, int, float, str], list[int]] = {}
+def _false(found: Mapping[PeerId, Repetition], friends: Sequence[PeerId]) -> dict[PeerId, Repetition]:
+    """Return a liar's verdicts: friends' steps are as shown, whatever they showed, and nobody else's are."""
+    lies: dict[PeerId, Repetition] = {}
+    for peer, one in found.items():
+        distance = 0.0 if peer in friends else NOTHING_ALIKE
+        lies[peer] = replace(one, moves=(distance,) * one.declared, gradients=(distance,) * one.declared)
+    return lies
+
+
+def _trained(lessons: Sequence[Lesson], rate: float) -> list[Trained]:
+    """Results of all lessons, in order."""
+    results: dict[int, Trained] = {}
+    alike: dict[tuple[tuple[int, ...], float, str], list[int]] = {}
     for place, each in enumerate(lessons):
-        alike.setdefault((len(each.sequences), each.steps, each.rate, each.frozen), []).append(place)
-    for (_, steps, share, frozen), places in sorted(alike.items()):
+        alike.setdefault((each.batches, each.rate, each.frozen), []).append(place)
+    for (batches, share, frozen), places in sorted(alike.items()):
         for first in range(0, len(places), TOGETHER):
             group = places[first : first + TOGETHER]
             sequences = torch.stack([lessons[place].sequences for place in group])
-            found = train([lessons[place].start for place in group], sequences, steps, share * rate, frozen)
-            for place, end in zip(group, found, strict=True):
-                ends[place] = end
-    return ends
+            found = train([lessons[place].start for place in group], sequences, batches, share * rate, frozen)
+            results |= zip(group, found, strict=True)
+    return [results[place] for place in range(len(lessons))]

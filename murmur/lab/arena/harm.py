@@ -9,7 +9,8 @@ import torch
 from murmur.lab.arena import forge
 from murmur.lab.arena.attack import Attack, Expected, Working, noise_of
 from murmur.lab.arena.players import Lesson, Sending, View, difference, lesson
-from murmur.lab.arena.problem import Theta
+from murmur.lab.arena.pretenders import ThinInFour
+from murmur.lab.arena.problem import Trained
 from murmur.lab.arena.shirkers import Noise
 from murmur.lab.arena.stage import generator, named
 from murmur.protocol.types import PeerId
@@ -22,7 +23,7 @@ class Scaled10(Working):
     kind, expected = "scale-x10", Expected.PROPORTION
     factor: ClassVar[float] = 10.0
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         return {
             peer: replace(sending, update=forge.scaled(sending.update, self.factor))
             for peer, sending in super().send(view, trained).items()
@@ -59,7 +60,7 @@ class ConstantDirection(Attack):
 
     kind, expected = "constant-direction", Expected.SOON
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         fixed, random = torch.Generator().manual_seed(self.seed), generator(view.draw("half", self.me))
         values = {t.name: torch.randn(t.shape, generator=fixed) for t in view.spec.layout}
         half = {name: value * (torch.rand(value.shape, generator=random) < 0.5) for name, value in values.items()}
@@ -71,7 +72,7 @@ class OneTensor(Attack):
 
     kind, expected = "one-tensor", Expected.SOON
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         noise = forge.dense(noise_of(view, self.me))
         alone = {name: value if name == "lag1.weight" else torch.zeros_like(value) for name, value in noise.items()}
         return self.in_sync(view, [forge.with_norm(alone, view.norm, view.spec.layout)])
@@ -84,11 +85,11 @@ class SlowDrift(Working):
     kind, expected = "slow-drift", Expected.PROPORTION
     grows: ClassVar[float] = 0.02
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         fixed = torch.Generator().manual_seed(self.seed)
         values = {t.name: torch.randn(t.shape, generator=fixed) for t in view.spec.layout}
         push = forge.dense(forge.with_norm(values, self.grows * view.round * view.norm, view.spec.layout))
-        return super().send(view, [{name: end[name] - push[name] for name in end} for end in trained])
+        return super().send(view, [replace(each, end=difference(each.end, push)) for each in trained])
 
 
 def backwards(view: View, peer: PeerId) -> Update | None:
@@ -107,7 +108,7 @@ class ColludingThird(Attack):
 
     kind, expected, crowd = "colluding-third", Expected.SOON, True
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         if not view.past:
             return self.in_sync(view, [noise_of(view, peer) for peer in self.hotkeys])
         updates = [backwards(view, peer) for peer in self.hotkeys]
@@ -137,7 +138,7 @@ class OnOff(Working):
     def lessons(self, view: View) -> list[Lesson]:
         return [] if self.is_off(view) else super().lessons(view)
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         if trained:
             return super().send(view, trained)
         update = backwards(view, self.me)
@@ -148,12 +149,30 @@ class OnOff(Working):
 
 
 class LyingValidator(Noise):
-    """Miners that send noise; one of the validators names them before all others and pays no other peer."""
+    """Miners that send noise; validators name them before all others and pay no other peer."""
 
     kind, expected, slots, validator = "lying-validator", Expected.SOON, 4, "lying"
 
 
+class LyingForWorkers(Working):
+    """Honest work; validators name the workers before all others and pay no other peer."""
+
+    kind, expected, validator = "lying-for-workers", Expected.PROPORTION, "lying"
+
+
+class FalseVerdicts(ThinInFour):
+    """Thin hotkeys, and validators that say of these that their steps are as shown, and of nobody else's."""
+
+    kind, validator = "false-verdicts", "slandering"
+
+
+class Slander(Working):
+    """Honest work, and validators that say that nobody else's steps are as shown."""
+
+    kind, expected, validator = "slander", Expected.PROPORTION, "slandering"
+
+
 class WithholdingValidator(Noise):
-    """Miners that send noise; one of the validators names no peer."""
+    """Miners that send noise; validators name no peer."""
 
     kind, expected, slots, validator = "withholding-validator", Expected.SOON, 4, "withholding"

@@ -40,10 +40,24 @@ KINDS = (
     "late",
     "flapping",
     "newcomer-flood",
+    "half-declared",
+    "thin-in-four",
+    "skipped-step",
+    "extrapolated-quarter",
+    "extrapolated-half",
+    "borrowed-trace",
+    "own-trace-again",
+    "slack-once-familiar",
+    "guessed-steps",
+    "thin-denoised",
+    "thin-late-steps",
     "lying-validator",
     "withholding-validator",
+    "lying-for-workers",
+    "false-verdicts",
+    "slander",
 )
 
-LIARS = frozenset({"lying-validator", "withholding-validator"})
+LIARS = frozenset({"lying-validator", "withholding-validator", "lying-for-workers", "false-verdicts", "slander"})
 ALONE = LIARS | {"swarm-80"}
 """Attacks that need their own run: the judge's or the majority's behaviour affects a whole run."""

@@ -67,6 +67,7 @@ def row(attack: type[Attack], policy: str, stories: Sequence[Story]) -> AttackRe
         Expected.AT_ONCE: refused == 1.0 and p90 == 0.0,
         Expected.SOON: p90 <= SOON,
         Expected.NEVER: share == 0.0 and not any(_contributed(story, kind) for story in stories),
+        Expected.UNPAID: share <= NOTHING,
         Expected.PROPORTION: share <= allowed,
     }
     progress = fmean(story.progress for story in stories)

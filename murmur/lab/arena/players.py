@@ -12,22 +12,26 @@ import torch
 from torch import Tensor
 
 from gauntlet.book import ScoreBook
-from murmur.lab.arena.problem import Text, Theta
-from murmur.lab.arena.stage import named
-from murmur.protocol.assignment import Draw, assigned
+from murmur.lab.arena.problem import Text, Theta, Trained
+from murmur.lab.arena.stage import named, pages_of
+from murmur.lab.arena.traces import NO_STEPS, cut
+from murmur.protocol.assignment import Draw
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, Page, PeerId
 from sparseloco import feedback, ops
+from sparseloco.trace import Trace
 from sparseloco.update import Update
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Public knowledge of a round that is over. `updates`: all that were revealed and could be opened."""
+    """Public knowledge of a round that is over. `updates` and `traces`: all that were revealed and could
+    be opened."""
 
     theta: Theta
     digest: Digest
     updates: Mapping[PeerId, Update]
+    traces: Mapping[PeerId, Trace]
     contributing: frozenset[PeerId]
     evaluated: frozenset[PeerId]
     norm: float
@@ -53,15 +57,11 @@ class View:
 
     def pages(self, peer: PeerId) -> tuple[Page, ...]:
         """Return the pages assigned to a hotkey; public."""
-        spec = self.spec
-        return assigned(
-            self.run,
-            self.page_hash,
-            peer,
-            num_pages=spec.num_pages,
-            page_tokens=spec.page_tokens,
-            count=spec.pages_per_round,
-        )
+        return pages_of(self.spec, self.run, self.page_hash, peer)
+
+    def shown(self, peer: PeerId, trained: Trained) -> Trace:
+        """Return a hotkey's trace of these steps."""
+        return cut(self.spec, self.run, self.page_hash, peer, trained)
 
     def draw(self, label: str, peer: PeerId) -> Draw:
         """Return a player's own random numbers."""
@@ -75,12 +75,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Training on `sequences` (int64 [sequences, context]) from `start`, in `steps` equal batches, at `rate` times the
-    usual learning rate. `frozen`: the name of a tensor that is not trained."""
+    """Training on `sequences` (int64 [sequences, context]) from `start`, in steps on `batches` of these sizes, at
+    `rate` times the usual learning rate. `frozen`: the name of a tensor that is not trained."""
 
     start: Theta
     sequences: Tensor
-    steps: int
+    batches: tuple[int, ...]
     rate: float = 1.0
     frozen: str = ""
 
@@ -95,6 +95,7 @@ class Lesson:
 @dataclass(frozen=True, slots=True)
 class Sending:
     """A hotkey's submission. `theta`: the digest that it claims; `holds`: of the parameters that it really has.
+    `trace`: what it shows of its steps.
 
     `stolen`: instead of `update`, the sealed bytes of that hotkey under this hotkey's own envelope.
     """
@@ -102,6 +103,7 @@ class Sending:
     update: Update | None
     theta: Digest
     holds: Digest
+    trace: Trace = NO_STEPS
     late: bool = False
     reveals: bool = True
     stolen: PeerId | None = None
@@ -127,7 +129,7 @@ class Player:
         """Return its training of this round; none unless a subclass overrides this."""
         return []
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         """Return the sendings of its hotkeys; `trained` are the results of its lessons, in order."""
         raise NotImplementedError
 
@@ -141,7 +143,7 @@ def lesson(view: View, pages: Sequence[Page], share: float = 1.0) -> Lesson:
     steps = max(1, round(spec.inner.steps * share))
     count = max(1, round(spec.inner.steps * spec.inner.sequences * share))
     repeated = sequences.repeat(-(-count // len(sequences)), 1)[:count]
-    return Lesson(view.theta, repeated, steps)
+    return Lesson(view.theta, repeated, (count // steps,) * steps)
 
 
 class Honest(Player):
@@ -157,14 +159,19 @@ class Honest(Player):
     def lessons(self, view: View) -> list[Lesson]:
         return [lesson(view, view.pages(self.me))]
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         self._sent, self.error = ops.compress(
-            view.theta, trained[0], self.error, view.spec.layout, view.spec.compression.decay
+            view.theta, trained[0].end, self.error, view.spec.layout, view.spec.compression.decay
         )
         luck = view.draw("trouble", self.me).unit()
         if luck < self.trouble / 2:
             return {}
-        return {self.me: Sending(self._sent, view.digest, view.digest, late=luck < self.trouble)}
+        shown = self.shown(view, trained[0])
+        return {self.me: Sending(self._sent, view.digest, view.digest, shown, late=luck < self.trouble)}
+
+    def shown(self, view: View, trained: Trained) -> Trace:
+        """Return its trace: here of the steps as they were."""
+        return view.shown(self.me, trained)
 
     def void(self) -> None:
         if self._sent is not None and self.error is not None:

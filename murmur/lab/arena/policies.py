@@ -1,12 +1,14 @@
 """Judging policies: our code, and the published formulas, behind one small interface.
 
-A policy is all the memory of one validator. The game calls `check`, `rank`, `learn` and `pay` in this order.
+A policy is all the memory of one validator. The game calls `check`, `rank`, `learn`, `pay` and `verify` in this order.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol
+
+import torch
 
 from gauntlet.book import ScoreBook
 from gauntlet.checks import Checked, Gathered
@@ -15,19 +17,23 @@ from gauntlet.judge import Earlier, Judge, Model
 from gauntlet.loss import bounded
 from gauntlet.rating import BETA, FRESH, TAU, Rating
 from gauntlet.remembered import Remembered
+from gauntlet.repetition import Repetition
 from gauntlet.sampling import Seed, samples
 from gauntlet.selection import Ranking
 from gauntlet.sketch import Sketch
+from gauntlet.verification import compare, draw
 from gauntlet.weights import weights
-from murmur.lab.arena.problem import Prober, Text, Theta
-from murmur.lab.arena.stage import FUNCTIONS, OWNER, sync_proof
+from murmur.lab.arena.problem import Prober, Text, Theta, train
+from murmur.lab.arena.stage import FUNCTIONS, OWNER, generator, pages_of, sync_proof
+from murmur.lab.arena.traces import cut
 from murmur.protocol.assignment import Draw
 from murmur.protocol.errors import InvalidSubmission
 from murmur.protocol.messages import ENVELOPE_BYTES, parse_envelope, parse_reveal
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId, Reason, Rejection, Standing, Uid
-from sparseloco import ops
+from sparseloco import ops, trace
 from sparseloco.outer import OuterState
+from sparseloco.trace import Trace
 from sparseloco.update import Records
 from sparseloco.wire import Submission
 
@@ -57,10 +63,11 @@ class Round:
 
 class Policy(Protocol):
     """`sealed`: this round's payloads are hidden until all peers have committed. `book`: the book that its reports
-    publish."""
+    publish. `found`: what repeating the last round's steps has shown, which the next `learn` counts."""
 
     sealed: bool
     book: ScoreBook
+    found: Mapping[PeerId, Repetition]
 
     def check(self, round: Round) -> Checked:
         """Return the peers that pass. Every validator finds the same."""
@@ -78,6 +85,14 @@ class Policy(Protocol):
         """Return this validator's weights."""
         ...
 
+    def verify(self, round: Round, checked: Checked, ranking: Ranking) -> None:
+        """Repeat drawn miners' steps."""
+        ...
+
+
+APART = 2.0**-9
+"""How far each gradient of one machine is from another's, at most, as a share of it."""
+
 
 class Ours:
     """gauntlet/, as the validator calls it."""
@@ -87,6 +102,7 @@ class Ours:
     def __init__(self) -> None:
         self.book = ScoreBook()
         self.records: Mapping[Remembered, Records] = {}
+        self.found: Mapping[PeerId, Repetition] = {}
 
     def check(self, round: Round) -> Checked:
         judge, theta = self._judge(round), round.digests[-1]
@@ -101,7 +117,7 @@ class Ours:
         drawn = judge.draw(checked, ranking, round.sample_hash, round.validator)
         drawn_samples = judge.samples(drawn, round.page_hash, set(round.uids))
         evaluations = judge.evaluate(drawn, drawn_samples, losses, checked.passed, round.outer)
-        self.book = judge.fold(judge.outcome(checked, checked.committed, evaluations, contributing, {}))
+        self.book = judge.fold(judge.outcome(checked, checked.committed, evaluations, contributing, self.found))
         known = {**self.records, **checked.remember}
         self.records = {past: known[past] for past in self.book.remembered}
         return set(evaluations)
@@ -117,6 +133,34 @@ class Ours:
 
     def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
         return weights(self.book, ranking, round.uids, OWNER, round.spec.gauntlet)
+
+    def verify(self, round: Round, checked: Checked, ranking: Ranking) -> None:
+        spec, repeated = round.spec, {peer: record.repeated for peer, record in self.book.peers.items()}
+        candidates = [*ranking.contributing, *ranking.reserve]
+        count = spec.gauntlet.verifications
+        drawn = draw(round.run, round.sample_hash, round.number, round.validator, candidates, repeated, count)
+        shown = {peer: trace.parse(checked.passed[peer].trace, spec.trace) for peer in drawn}
+        self.found = {
+            peer: compare(round.number, spec.inner.steps, shown[peer], own)
+            for peer, own in _repeated(round, {peer: one.steps for peer, one in shown.items()}).items()
+        }
+
+
+def _repeated(round: Round, declared: Mapping[PeerId, int]) -> dict[PeerId, Trace]:
+    """Return what a validator's own execution of the peers' declared steps shows."""
+    if not declared:
+        return {}
+    spec = round.spec
+    text = torch.stack([round.text.sequences(pages_of(spec, round.run, round.page_hash, peer)) for peer in declared])
+    batches = [spec.inner.sequences] * spec.inner.steps
+    trained = train([round.theta] * len(declared), text, batches, spec.inner.peak_lr)
+    found = {}
+    for (peer, steps), each in zip(declared.items(), trained, strict=True):
+        exact = cut(spec, round.run, round.page_hash, peer, each)
+        random = generator(Draw("arena kernels", round.run, round.validator, peer, round.number))
+        factors = (1.0 + APART * (2.0 * torch.rand(exact.moves.shape, generator=random) - 1.0)).numpy()
+        found[peer] = Trace((exact.gradients * factors)[:steps], (exact.moves * factors)[:steps])
+    return found
 
 
 CONTRIBUTORS = 15
@@ -152,6 +196,7 @@ class Published:
     sealed = False
     scores: dict[PeerId, _Score] = field(default_factory=dict)
     book: ScoreBook = field(default_factory=ScoreBook)
+    found: Mapping[PeerId, Repetition] = field(default_factory=dict)
 
     def check(self, round: Round) -> Checked:
         passed: dict[PeerId, Submission] = {}
@@ -231,6 +276,9 @@ class Published:
         }
         total = sum(earned.values())
         return {uid: value / total for uid, value in sorted(earned.items())} if total else {}
+
+    def verify(self, round: Round, checked: Checked, ranking: Ranking) -> None:
+        """The published formulas repeat nobody's steps."""
 
     def _rate(self, improvement: Mapping[PeerId, float]) -> None:
         from openskill.models import PlackettLuce

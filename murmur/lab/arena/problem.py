@@ -11,6 +11,7 @@ gap 0.119, 0.058, 0.149; its standard deviation over its mean 0.78, 0.92, 0.45 (
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -126,17 +127,30 @@ def sequence_losses(theta: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
     return logits.exp_().sum(1).log_().sub_(picked).view(len(sequences), -1).mean(1)
 
 
-def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float, frozen: str = "") -> list[Theta]:
-    """Take `steps` steps of gradient descent for all peers at once; return the new thetas.
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a lesson came to: theta at its `end`, and how far each step moved it (before minus after), by tensor
+    [steps, ...]. A step's gradient is its move over `rate`."""
 
-    `lessons`: int64 [peers, sequences, CONTEXT], taken in order in `steps` equal batches. The tensor named `frozen` is
-    not trained. A peer's result does not depend on the others in the batch.
+    end: Theta
+    moves: Theta
+    rate: float
+
+
+def train(
+    starts: Sequence[Theta], lessons: Tensor, batches: Sequence[int], rate: float, frozen: str = ""
+) -> list[Trained]:
+    """Take a step of gradient descent for each batch, for all peers at once.
+
+    `lessons`: int64 [peers, sequences, CONTEXT], taken in order in `batches` of these sizes. The tensor named `frozen`
+    is not trained. A peer's result does not depend on the others in the batch.
     """
-    peers, count, _ = lessons.shape
+    peers = len(lessons)
     theta = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
+    path = {name: [values.clone()] for name, values in theta.items()}
     first, second = (theta[name].view(-1, VOCABULARY) for name in ("lag1.weight", "lag2.weight"))
     row = torch.arange(peers)[:, None, None]
-    for batch in lessons.view(peers, steps, count // steps, CONTEXT).unbind(1):
+    for batch in torch.split(lessons, list(batches), dim=1):
         one, two = ((row * VOCABULARY + batch[..., at : at + CONTEXT - 2]).reshape(-1) for at in (1, 0))
         target = batch[..., 2:].reshape(-1, 1)
         each = target.shape[0] // peers
@@ -148,7 +162,17 @@ def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float, fro
             if name != frozen:
                 table.index_add_(0, rows, error)
         theta["bias.weight"].add_(error.view(peers, each, VOCABULARY).sum(1))
-    return [{name: values[index] for name, values in theta.items()} for index in range(peers)]
+        for name, values in theta.items():
+            path[name].append(values.clone())
+    moves = {name: torch.stack(points, dim=1).diff(dim=1).neg_() for name, points in path.items()}
+    return [
+        Trained(
+            {name: values[peer] for name, values in theta.items()},
+            {name: values[peer] for name, values in moves.items()},
+            rate,
+        )
+        for peer in range(peers)
+    ]
 
 
 class Prober:

@@ -15,6 +15,7 @@ LABELS = {
     Expected.AT_ONCE: "at once",
     Expected.SOON: "10 rounds",
     Expected.NEVER: "never",
+    Expected.UNPAID: "nothing",
     Expected.PROPORTION: "its work",
 }
 

@@ -11,8 +11,9 @@ from gauntlet.book import eligible, in_doubt
 from murmur.lab.arena import forge
 from murmur.lab.arena.attack import Attack, Expected, Working, noise_of
 from murmur.lab.arena.players import Lesson, Sending, View, difference, lesson
-from murmur.lab.arena.problem import Theta
+from murmur.lab.arena.problem import Trained
 from murmur.lab.arena.stage import generator
+from murmur.lab.arena.traces import none_of
 from murmur.protocol.assignment import page_at
 from murmur.protocol.types import Page, PeerId
 from sparseloco import ops
@@ -23,7 +24,7 @@ class Noise(Attack):
 
     kind, expected = "noise", Expected.SOON
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         return self.in_sync(view, [noise_of(view, peer) for peer in self.hotkeys])
 
 
@@ -32,7 +33,7 @@ class Zeros(Attack):
 
     kind, expected = "zeros", Expected.AT_ONCE
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         nothing = {name: torch.zeros_like(values) for name, values in view.theta.items()}
         return self.in_sync(view, [forge.packed(nothing, view.spec.layout)])
 
@@ -53,7 +54,7 @@ class HalfBatch(Working):
 
     def lessons(self, view: View) -> list[Lesson]:
         whole = lesson(view, view.pages(self.me))
-        return [replace(whole, sequences=whole.sequences[::2])]
+        return [replace(whole, sequences=whole.sequences[::2], batches=tuple(size // 2 for size in whole.batches))]
 
 
 class HalfRate(Working):
@@ -91,7 +92,8 @@ class DoubleBatch(Working):
     def lessons(self, view: View) -> list[Lesson]:
         whole = lesson(view, view.pages(self.me))
         beside = view.text.sequences(chosen_pages(view, self.me))[: len(whole.sequences)]
-        return [replace(whole, sequences=torch.stack([whole.sequences, beside], dim=1).flatten(0, 1))]
+        both = torch.stack([whole.sequences, beside], dim=1).flatten(0, 1)
+        return [replace(whole, sequences=both, batches=tuple(2 * size for size in whole.batches))]
 
 
 def chosen_pages(view: View, peer: PeerId) -> list[Page]:
@@ -121,12 +123,13 @@ class StaleModel(Working):
             return []
         return [replace(lesson(view, view.pages(self.me)), start=view.past[-2].theta)]
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         if not trained:
             return {}
         old, spec = view.past[-2], view.spec
-        update, self.error = ops.compress(old.theta, trained[0], self.error, spec.layout, spec.compression.decay)
-        return {self.me: Sending(update, old.digest if self.honest_claim else view.digest, old.digest)}
+        update, self.error = ops.compress(old.theta, trained[0].end, self.error, spec.layout, spec.compression.decay)
+        claimed = old.digest if self.honest_claim else view.digest
+        return {self.me: Sending(update, claimed, old.digest, view.shown(self.me, trained[0]))}
 
 
 class DigestLiar(StaleModel):
@@ -147,7 +150,7 @@ class Momentum(Attack):
         self.direction: dict[str, Tensor] | None = None
         self.error: dict[str, Tensor] | None = None
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         if not view.past:
             return {}
         step, before = difference(view.past[-1].theta, view.theta), self.direction or {}
@@ -164,15 +167,15 @@ class Momentum(Attack):
 
 
 class Drip(Working):
-    """Trains in one round of four and sends its error feedback in the others."""
+    """Trains in one round of four and sends its error feedback in the others, in which it declares no step."""
 
     kind, expected = "error-feedback-drip", Expected.PROPORTION
 
     def lessons(self, view: View) -> list[Lesson]:
         return super().lessons(view) if view.round % 4 == 0 else []
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
-        return super().send(view, trained or [view.theta])
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
+        return super().send(view, trained or [none_of(view.theta)])
 
 
 class SlackUnseen(Working):
@@ -202,7 +205,7 @@ class Late(Working):
 
     kind, expected = "late", Expected.AT_ONCE
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         return {peer: replace(sending, late=True) for peer, sending in super().send(view, trained).items()}
 
 
@@ -214,5 +217,5 @@ class Flapping(Working):
     def lessons(self, view: View) -> list[Lesson]:
         return super().lessons(view) if view.round // 3 % 2 == 0 else []
 
-    def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
+    def send(self, view: View, trained: Sequence[Trained]) -> dict[PeerId, Sending]:
         return super().send(view, trained) if trained else {}

@@ -2,7 +2,9 @@
 
 Real: the spec with the protocol's default constants, envelopes, sealing, commitments on time or late. Substitutes:
 block hashes are hashes of names. A signature is a hash that only the signer makes here. The in-sync proof covers all of
-theta at once instead of 4,096 drawn positions.
+theta at once instead of 4,096 drawn positions. The spec says Muon, which traced runs need; training is plain gradient
+descent, which keeps no state either. Its moves are its gradients times the rate, so they show no more than these do.
+Machines differ by a little noise on gradients. No validator looks twice at steps that failed, or lacks time for any.
 """
 
 import json
@@ -12,9 +14,9 @@ import torch
 
 from gauntlet.checks import CheckFunctions
 from murmur.lab.arena.problem import CONTEXT, VOCABULARY, Regression
-from murmur.protocol.assignment import Draw
-from murmur.protocol.spec import ClockSpec, DataSpec, InnerSpec, RunSpec
-from murmur.protocol.types import Digest, PeerId, Pointer, hotkey
+from murmur.protocol.assignment import Draw, assigned
+from murmur.protocol.spec import ClockSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
+from murmur.protocol.types import Digest, Page, PeerId, Pointer, hotkey
 from storage.seal import unseal
 
 POINTER = Pointer("https://store.example", "bucket", "key", "secret")
@@ -22,6 +24,11 @@ NUM_PAGES = 1 << 20
 PAGE_SEQUENCES = 64
 RATE = 2.0
 """Learning rate of the inner steps."""
+STEPS = 4
+PLACES = 512
+"""Gradients, and moves, that a trace shows of each step."""
+VERIFICATIONS = 6
+"""A validator repeats the steps of as many miners in a round: of a quarter of those that contribute or stand by."""
 
 
 def named(*parts: str | int) -> Digest:
@@ -33,7 +40,8 @@ OWNER = PeerId(named("owner"))
 
 
 def make_spec(seed: int) -> RunSpec:
-    """Return the run spec: all gauntlet, outer and compression constants are the protocol's defaults."""
+    """Return the run spec: a run with traces; all other gauntlet, outer and compression constants are the protocol's
+    defaults."""
     return RunSpec(
         name="arena",
         chain=named("chain", seed).hex(),
@@ -45,14 +53,29 @@ def make_spec(seed: int) -> RunSpec:
             vocabulary=VOCABULARY, layers=1, width=VOCABULARY, heads=1, kv_heads=1, ffn=1, context=CONTEXT
         ),
         inner=InnerSpec(
-            steps=4, sequences=PAGE_SEQUENCES // 4, peak_lr=RATE, final_lr=RATE, warmup_steps=0, decay_steps=1
+            steps=STEPS,
+            sequences=PAGE_SEQUENCES // STEPS,
+            optimizer="muon",
+            state="fresh",
+            peak_lr=RATE,
+            final_lr=RATE,
+            warmup_steps=0,
+            decay_steps=1,
         ),
+        gauntlet=GauntletSpec(trace_values=STEPS * PLACES, verifications=VERIFICATIONS),
         data=DataSpec(
             index=named("data", seed).hex(),
             num_tokens=NUM_PAGES * PAGE_SEQUENCES * CONTEXT + 1,
             page_sequences=PAGE_SEQUENCES,
         ),
         clock=ClockSpec(start_block=9, round_blocks=100, commit=40, reveal=46, words=80),
+    )
+
+
+def pages_of(spec: RunSpec, run: Digest, page_hash: Digest, peer: PeerId) -> tuple[Page, ...]:
+    """Return the pages assigned to a hotkey."""
+    return assigned(
+        run, page_hash, peer, num_pages=spec.num_pages, page_tokens=spec.page_tokens, count=spec.pages_per_round
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from murmur.lab.arena.problem import CONTEXT, VOCABULARY, Prober, Text, sequence_losses, train, zero_theta
-from murmur.lab.arena.stage import make_spec
+from murmur.lab.arena.stage import PLACES, VERIFICATIONS, make_spec
 from murmur.protocol.types import Page
 from sparseloco.reference import compress
 
@@ -30,10 +30,12 @@ def plain_losses(theta: dict[str, torch.Tensor], sequences: torch.Tensor) -> tor
     return cross_entropy(logits.transpose(1, 2), target, reduction="none").mean(1)
 
 
-def test_the_spec_has_the_regressions_layout_and_the_protocols_default_constants() -> None:
+def test_the_spec_has_the_regressions_layout_traces_and_else_the_protocols_default_constants() -> None:
     shapes = {name: tuple(value.shape) for name, value in zero_theta().items()}
     assert {tensor.name: tensor.shape for tensor in SPEC.layout} == shapes
-    assert type(SPEC).model_validate_json(SPEC.model_dump_json()).gauntlet == type(SPEC.gauntlet)()
+    assert SPEC.trace.places == PLACES
+    traced = {"trace_values": SPEC.trace.values, "verifications": VERIFICATIONS}
+    assert type(SPEC).model_validate_json(SPEC.model_dump_json()).gauntlet == type(SPEC.gauntlet)(**traced)
 
 
 def test_losses_are_the_mean_cross_entropy_of_every_sequence() -> None:
@@ -43,18 +45,22 @@ def test_losses_are_the_mean_cross_entropy_of_every_sequence() -> None:
 
 def test_training_is_gradient_descent_of_every_peer_on_its_own() -> None:
     lessons = torch.stack([TEXT.sequences([page(index)]) for index in (4, 5, 6)])
-    ends = train([zero_theta(), some_theta(), zero_theta()], lessons, 4, 0.5)
-    alone = train([some_theta()], lessons[1:2], 4, 0.5)[0]
+    sizes = [16, 16, 8, 24]
+    found = train([zero_theta(), some_theta(), zero_theta()], lessons, sizes, 0.5)[1]
+    alone = train([some_theta()], lessons[1:2], sizes, 0.5)[0]
     theta = {name: value.requires_grad_() for name, value in some_theta().items()}
-    for batch in lessons[1].view(4, -1, CONTEXT):
+    for step, batch in enumerate(lessons[1].split(sizes)):
         gradients = torch.autograd.grad(plain_losses(theta, batch).mean(), list(theta.values()))
+        for name, gradient in zip(theta, gradients, strict=True):
+            assert torch.allclose(found.moves[name][step], 0.5 * gradient, atol=1e-5)
         theta = {
             name: (value - 0.5 * gradient).detach().requires_grad_()
             for (name, value), gradient in zip(theta.items(), gradients, strict=True)
         }
     for name, value in theta.items():
-        assert torch.allclose(ends[1][name], value, atol=1e-5)
-        assert torch.equal(ends[1][name], alone[name])
+        assert torch.allclose(found.end[name], value, atol=1e-5)
+        assert torch.equal(found.end[name], alone.end[name])
+        assert torch.equal(found.moves[name], alone.moves[name])
 
 
 def test_text_depends_on_its_place_alone_and_kept_pages_are_the_same_text() -> None:
@@ -82,7 +88,7 @@ def test_tokens_follow_the_table_they_are_drawn_from() -> None:
 
 def test_the_prober_takes_a_share_of_the_update_and_lets_theta_be() -> None:
     theta = zero_theta()
-    end = train([theta], TEXT.sequences([page(9)])[None], 4, 2.0)[0]
+    end = train([theta], TEXT.sequences([page(9)])[None], [16] * 4, 2.0)[0].end
     update, _ = compress(theta, end, None, SPEC.layout, 0.95)
     factor, losses = (1.0, 0.5, 0.0), Prober(TEXT, theta, 0.25)
     probed = {t.name: theta[t.name] - 0.25 * s * update.dense(t.name) for t, s in zip(SPEC.layout, factor, strict=True)}
