@@ -78,7 +78,8 @@ def real(rounds: int) -> tuple[Tensors, Layout]:
     from murmur.protocol.assignment import assigned
     from murmur.protocol.types import PeerId
     from murmur.training.loader import sequences
-    from murmur.training.replica import ERROR, Replica, genesis_theta
+    from murmur.training.model import genesis_theta
+    from murmur.training.replica import ERROR, Replica
 
     shards = Shards.open(text_data(lambda line: None))
     spec = spec_with({}, shards)

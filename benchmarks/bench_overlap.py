@@ -45,7 +45,8 @@ from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import PeerId
 from murmur.training.evaluate import held_out_loss
 from murmur.training.loader import sequences
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from sparseloco import ops
 from sparseloco.update import Update
 

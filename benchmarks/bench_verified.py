@@ -31,11 +31,11 @@ from murmur.protocol.types import PeerId
 from murmur.training import inner
 from murmur.training.inner import inner_round
 from murmur.training.loader import batches, sequences
-from murmur.training.model import Transformer
+from murmur.training.model import Transformer, genesis_theta
 from murmur.training.optimizer import make_optimizer
 from murmur.training.parallel import ALONE
 from murmur.training.recorder import Recorder
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.trace import Trace, places
 
 WORKERS = 4

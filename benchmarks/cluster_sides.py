@@ -31,7 +31,8 @@ from murmur.protocol.cluster import ClusterSpec, Record
 from murmur.protocol.errors import ConfigError
 from murmur.training import checkpoint
 from murmur.training.evaluate import held_out_loss
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from storage.realtime import REAL
 
 Say = Callable[[str], None]

@@ -28,9 +28,10 @@ from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId, Uid
 from murmur.training.evaluate import held_out_loss
 from murmur.training.inner import never
+from murmur.training.model import genesis_theta
 from murmur.training.probe import Prober
 from murmur.training.recorder import TraceOf
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.trace import Trace, encode, parse
 from sparseloco.update import Update
 from sparseloco.wire import Submission

@@ -23,8 +23,9 @@ from murmur.protocol.run import Run
 from murmur.protocol.types import Commitment, Digest, Peer, Slot, Uid
 from murmur.training.evaluate import held_out_loss
 from murmur.training.loader import sequences
+from murmur.training.model import genesis_theta
 from murmur.training.probe import Prober
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from storage.seal import seal, unseal
 
 folder = TemporaryDirectory()

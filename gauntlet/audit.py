@@ -18,7 +18,7 @@ from gauntlet.facts import ChainWeights, Facts, ValidatorFacts
 from gauntlet.finding import Finding, Topic, Verdict
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.remembered import Remembered, compared
-from gauntlet.replay import OBSERVED_BYTES, Replay, drawn_after
+from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, ReportRow
 from gauntlet.weights import differing, is_due, lasting, weights
 from murmur.protocol.messages import canonical_json, parse_json
@@ -202,22 +202,22 @@ def _scores(again: Replay) -> Iterator[Finding]:
 
 
 def _work(again: Replay) -> Iterator[Finding]:
-    """Check that the repeated steps are those that were drawn when the book before was made. What they show, only
-    another execution of them can tell."""
+    """Check that the repeated steps are those that were drawn in their round. What they show, only another execution of
+    them can tell."""
     stated = {peer: row.repetition for peer, row in again.rows.items() if row.repetition is not None}
-    earlier, claim = again.claim.earlier, again.claim
-    if earlier is None or claim.drawn_by is None:
-        if stated:
-            yield _unchecked(Topic.WORK, "whose steps were drawn to be repeated is not known here")
+    most = again.spec.gauntlet.verifications + 1  # those drawn last, and one that had been stopped before
+    if len(stated) > most:
+        yield _differs(Topic.WORK, f"steps of {len(stated)} hotkeys were repeated, where {most} can be at most")
         return
-    drawn = drawn_after(again.facts.run, claim.validator, earlier, *claim.drawn_by)
     for peer, one in stated.items():
-        if peer not in drawn or one.round != earlier.round:
+        drawn = again.claim.drawn.get(one.round)
+        if one.round >= again.report.round:
+            yield _differs(Topic.WORK, f"steps of round {one.round} were repeated, before they were made", peer)
+        elif drawn is None:
+            text = f"whose steps were drawn in round {one.round} is not known here"
+            yield _unchecked(Topic.WORK, text, peer)
+        elif peer not in drawn:
             yield _differs(Topic.WORK, f"steps of round {one.round} were repeated, but not drawn", peer)
-    if again.report.unobserved is None and again.spec.trace.places:
-        for peer in sorted(set(drawn) - stated.keys()):
-            text = "was drawn, and its steps were not repeated: there was no time, or no text"
-            yield Finding(Topic.WORK, Verdict.OBSERVED, text, peer)
 
 
 def _before(again: Replay) -> Iterator[Finding]:

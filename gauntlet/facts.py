@@ -1,8 +1,8 @@
 """The inputs of a round's audit (gauntlet/audit.py): the round's public facts, and one validator's statements about it.
 The caller has fetched everything."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gauntlet.agreement import Agreed, Log
@@ -85,8 +85,8 @@ class ValidatorFacts:
     made, None if unavailable. `skipped`: a later round before this one that it reported nevertheless. `sketches`: of
     the payloads that `Judge.compared` names and that could be fetched. `paid`: hotkeys as of `report.paid.block`; None
     if the chain's node does not have it. `row`: the weights on chain that were set in `report.paid.set_in`, or why they
-    are unknown. `last`: its report of the round before, None if unavailable. `drawn_by`: hashes of the commit
-    deadline's and the sample block of `earlier`'s round, None if unavailable.
+    are unknown. `last`: its report of the round before, None if unavailable. `drawn`: by earlier round, whose steps
+    of it the validator has drawn, as far as its report of that round is to be had.
     """
 
     validator: PeerId
@@ -98,4 +98,4 @@ class ValidatorFacts:
     paid: Sequence[Peer] | None = None
     row: ChainWeights | str = ""
     last: Report | None = None
-    drawn_by: tuple[Digest, Digest] | None = None
+    drawn: Mapping[int, Collection[PeerId]] = field(default_factory=dict)

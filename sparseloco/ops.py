@@ -6,6 +6,7 @@ devices, or on one of another kind, go to the reference.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -206,6 +207,31 @@ def dense_step(
     or velocity."""
     _require_apart(out, theta, velocity)
     (_dense() or dense).step(theta, gradient, velocity, alpha=alpha, momentum=momentum, out=out)
+
+
+def dense_steps(
+    theta: Mapping[str, Tensor],
+    layout: DenseLayout,
+    parts: Sequence[Update | None],
+    velocity: Mapping[str, Tensor] | None,
+    *,
+    alpha: float,
+    momentum: float,
+    out: Mapping[str, Tensor],
+) -> None:
+    """Make the outer step of the int8 exchange, part after part of the mean. None: a part of zeros."""
+    begun = Counter[str]()
+    for part, found in zip(layout.parts(len(parts)), parts, strict=True):
+        spans = {one.name: slice(begun[one.name], begun[one.name] + one.numel) for one in part}
+        begun.update({one.name: one.numel for one in part})
+        moves = None if velocity is None else _within(velocity, spans)
+        mean = found if found is not None else DenseUpdate(part, bytes(part.records_bytes))
+        dense_step(_within(theta, spans), mean, moves, alpha=alpha, momentum=momentum, out=_within(out, spans))
+
+
+def _within(tensors: Mapping[str, Tensor], spans: Mapping[str, slice]) -> dict[str, Tensor]:
+    """Return these tensors' values within these spans, as views of one dimension."""
+    return {name: tensors[name].view(-1)[span] for name, span in spans.items()}
 
 
 def _dense() -> DenseCodec | None:

@@ -44,7 +44,8 @@ from murmur.rounds.verify import Verifier
 from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
 from murmur.training.inner import InnerReport
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from tests.small_run import BLOCK_SECONDS, OWNER, data_set, small_spec

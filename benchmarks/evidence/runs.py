@@ -27,8 +27,9 @@ from murmur.protocol.spec import TrainingSpec
 from murmur.protocol.types import PeerId
 from murmur.training.evaluate import held_out_sequences
 from murmur.training.loader import sequences
+from murmur.training.model import genesis_theta
 from murmur.training.parallel import Ranks
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.floats import NonFinite
 from sparseloco.update import Update
 

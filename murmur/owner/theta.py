@@ -8,8 +8,9 @@ from murmur.protocol.types import Digest
 from murmur.training import checkpoint
 from murmur.training.genesis import genesis_state
 from murmur.training.inner import OnStep
+from murmur.training.model import genesis_theta
 from murmur.training.parallel import ALONE, Ranks
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 
 
 def make_theta(

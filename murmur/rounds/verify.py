@@ -1,9 +1,8 @@
 """Verification: a validator repeats the inner steps of drawn miners, while it waits for the next round's commitments
 (docs/protocol.md section 9; gauntlet/verification.py).
 
-What is not finished by then is given up: no deadline waits for it. All steps that a miner declares are repeated, and a
-round whose steps would not fit is not begun: a slow validator looks at few rounds, never at their beginnings alone. A
-kill loses what was not folded yet.
+No deadline waits for it: what is not finished by then goes on in the next round. So all steps that a miner declares are
+repeated, and a slow validator looks at fewer miners. A kill loses what was not folded yet.
 """
 
 from collections.abc import Mapping
@@ -32,20 +31,21 @@ from sparseloco import trace
 from sparseloco.trace import Trace
 
 PATIENCE_ROUNDS = 3
-"""Rounds on end in which nothing that was drawn was repeated, until that is a trouble."""
-FORGETS = 0.9
-"""What is kept of a step's measured time when there is none to measure it again: a slow moment is not for good."""
+"""Rounds on end in which no step that was drawn was repeated, until that is a trouble."""
+MOST_ROUNDS = 8
+"""Rounds within which a repetition has to end: what it says is old then."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """Steps to repeat: of `round`, which began after so many non-void `rounds`."""
+    """Steps to repeat: of `round`, which began after so many non-void `rounds`. `done`: those that are made."""
 
     round: int
     rounds: int
     peer: PeerId
     shown: Trace
     page_hash: Digest
+    done: int = 0
 
 
 class Verifier:
@@ -54,11 +54,14 @@ class Verifier:
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node, self.shards = node, shards
         self._open: list[_Open] = []
+        self._paused: _Open | None = None
         self._found: dict[PeerId, Repetition] = {}
         self._step_seconds = 0.0
         """How long a step of ours took."""
         self._in_vain = 0
-        """Rounds on end in which nothing that was drawn was repeated."""
+        """Rounds on end in which no step that was drawn was repeated."""
+        self._advanced = False
+        """Whether a step was repeated in this round."""
         self._why = ""
         """Why a repetition was given up last."""
         self.drawn, self.verified = 0, 0
@@ -82,9 +85,10 @@ class Verifier:
         ]
 
     def work(self, round: int) -> None:
-        """Repeat what was drawn in the round before, until `round`'s commitments have to be read."""
-        tasks, self._open = self._open, []
-        self.drawn, self.verified = len(tasks), 0
+        """Go on with what was stopped, then repeat what was drawn in the round before, until `round`'s commitments have
+        to be read."""
+        tasks, self._open = [*filter(None, [self._paused]), *self._open], []
+        self.drawn, self.verified, self._advanced = len(tasks), 0, False
         if not tasks:
             return
         clock = self.node.clock
@@ -95,18 +99,16 @@ class Verifier:
                 return late() or self.node.time.now() > until - SPARE_STEPS * self._step_seconds
 
             for one in tasks:
-                if stopped() or not self._fits(one, until):
-                    self._step_seconds *= FORGETS
-                    self._tell_of_lost(one, "there is no time for it")
-                    continue
+                if self._paused not in (None, one):
+                    break  # there was no time for more than the one before
                 try:
-                    self._verify(one, stopped)
+                    self._verify(one, stopped, last=round - one.round >= MOST_ROUNDS)
                 except (ConfigError, StorageError, ValueError) as fault:
                     # Text or theta that is not here, or a device that is too small to train: a validator judges on.
-                    self._tell_of_lost(one, str(fault))
+                    self._give_up(one, str(fault))
         self.verified = len(self._found)
-        self._in_vain = 0 if self._found else self._in_vain + 1
-        if self._found:
+        self._in_vain = 0 if self._advanced else self._in_vain + 1
+        if self._advanced:
             self.node.troubles.mended(round, About.VERIFICATION)
         elif self._in_vain >= PATIENCE_ROUNDS:
             self.node.troubles.tell(round, Trouble("verifies_nobody", self._why))
@@ -120,21 +122,19 @@ class Verifier:
         """Keep what was taken for a round that was not folded."""
         self._found = {**found, **self._found}
 
-    def _fits(self, one: _Open, until: float) -> bool:
-        """Whether a whole round's steps would fit: else short prefixes alone would be looked at."""
-        steps = self.node.run.spec_at(one.round).inner.steps
-        return steps * self._step_seconds <= until - self.node.time.now()
-
-    def _verify(self, one: _Open, stopped: Stopped) -> None:
+    def _verify(self, one: _Open, stopped: Stopped, *, last: bool) -> None:
+        """Repeat the steps, as far as there is time. last: for the last time."""
         spec = self.node.run.spec_at(one.round)
         with self.node.state.timeline.begin("verify") as watch:
-            found = self._repeat(one, spec, stopped, split=False)
+            found = self._repeat(one, spec, stopped)
             if found is not None and found.failed:
-                again = self._repeat(one, spec, stopped, split=True)
+                again = self._second_look(one, spec, stopped)
                 found = again if again is not None and again.passed else replace(found, confirmed=again is not None)
+        if found is None and last:
+            self._give_up(one, f"they take more than {MOST_ROUNDS} rounds here")
         if found is None:
-            self._tell_of_lost(one, "there was no time for it")
             return
+        self._paused = None
         self._found[one.peer] = found
         logger.log(
             "WARNING" if found.failed else "DEBUG",
@@ -155,18 +155,18 @@ class Verifier:
             seconds={"verify": round_seconds(watch.seconds)},
         )
 
-    def _repeat(self, one: _Open, spec: RunSpec, stopped: Stopped, *, split: bool) -> Repetition | None:
-        """Return what the repeated steps show; None if they were stopped."""
+    def _repeat(self, one: _Open, spec: RunSpec, stopped: Stopped, *, split: bool = False) -> Repetition | None:
+        """Return what the repeated steps show; None if they were stopped, to go on later."""
         steps = one.shown.steps
         if not steps:
+            self._advanced = True
             return Repetition(one.round, spec.inner.steps, 0, (), ())
-        time, began = self.node.time, self.node.time.now()
+        replica, time, began = self.node.state.replica, self.node.time, self.node.time.now()
 
         def on_step(step: int, loss: float) -> None:
-            if not split:  # a second look is slower: whoever forces it must not end verification by it
-                self._step_seconds = (time.now() - began) / (step + 1)
+            self._step_seconds, self._advanced = (time.now() - began) / (step + 1 - one.done), True
 
-        own = self.node.state.replica.repeat(
+        own = replica.repeat(
             self._text(one, spec, steps),
             inner=spec.inner.model_copy(update={"steps": steps}),
             rounds=one.rounds,
@@ -174,9 +174,23 @@ class Verifier:
             trace_of=TraceOf(self.node.run.id, one.page_hash, one.peer, spec.trace.places),
             on_step=on_step,
             stopped=stopped,
+            done=one.done,
             split=split,
         )
-        return None if own is None else compare(one.round, spec.inner.steps, one.shown, own)
+        if own is None:
+            self._paused = replace(one, done=replica.repeated)
+            return None
+        return compare(one.round, spec.inner.steps, one.shown, own)
+
+    def _second_look(self, one: _Open, spec: RunSpec, stopped: Stopped) -> Repetition | None:
+        """Return what another execution shows; None if there is no time for it, or theta is gone."""
+        try:
+            again = None if stopped() else self._repeat(replace(one, done=0), spec, stopped, split=True)
+        except ValueError:
+            return None
+        if again is None:
+            self.node.state.replica.forget_repeated()
+        return again
 
     def _text(self, one: _Open, spec: RunSpec, steps: int) -> Tensor:
         pages = assigned(
@@ -190,8 +204,9 @@ class Verifier:
         )
         return sequences(self.shards.train, pages, spec.model.context)[: steps * spec.inner.sequences]
 
-    def _tell_of_lost(self, one: _Open, why: str) -> None:
-        self._why = why
+    def _give_up(self, one: _Open, why: str) -> None:
+        self._why, self._paused = why, None
+        self.node.state.replica.forget_repeated()
         told = "round {round}: the steps of {hotkey} are not verified: {why}"
         logger.info(told, round=one.round, hotkey=hotkey(one.peer), why=why)
         self.node.state.events.emit("unverified", one.round, peer=hotkey(one.peer), why=why)

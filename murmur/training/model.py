@@ -344,3 +344,10 @@ def initialise(model: Transformer, seed: int) -> None:
             std = residual_std if writes_residual else INIT_STD
             drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
             parameter.copy_(drawn)
+
+
+def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
+    """Return the seeded theta_0, which the run's owner publishes (initialisation differs between machines)."""
+    model = Transformer(spec)
+    initialise(model, seed)
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

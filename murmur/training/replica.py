@@ -5,7 +5,6 @@ inner loop moves them to theta_r, and a probe moves them temporarily. Error feed
 own. No network, no files. Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; docs/protocol.md sections 2, 6, 7, 9.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,19 +14,18 @@ from torch import Tensor
 
 from murmur.protocol.errors import CheckpointCorrupt
 from murmur.protocol.layout import DenseLayout, Layout
-from murmur.protocol.spec import InnerSpec, ModelSpec, TrainingSpec
+from murmur.protocol.spec import InnerSpec, TrainingSpec
 from murmur.protocol.types import Digest, PeerId
 from murmur.training.checkpoint import Shapes, TensorState, parse_outer, require_shapes
 from murmur.training.host import copy
 from murmur.training.inner import NOTHING_DONE, InnerReport, OnStep, Stopped, never
 from murmur.training.meter import Meter, Reading
-from murmur.training.model import Transformer, initialise
+from murmur.training.model import Transformer
 from murmur.training.optimizer import carried_shapes
 from murmur.training.parallel import ALONE, Ranks, open_together
 from murmur.training.recorder import TraceOf
 from murmur.training.trainer import ENDS, RECORDS, TOKENS, Trainer, split_name
 from sparseloco import ops
-from sparseloco.dense import DenseUpdate
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
@@ -40,13 +38,8 @@ ERROR = "error/"
 VELOCITY = "velocity/"
 _VELOCITY = "velocity"
 """The area of the outer step's momentum."""
-
-
-def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
-    """Return the seeded theta_0, which the run's owner publishes (initialisation differs between machines)."""
-    model = Transformer(spec)
-    initialise(model, seed)
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+PAUSED = "paused"
+"""The area of the weights at which another miner's steps were stopped."""
 
 
 class Replica:
@@ -76,6 +69,8 @@ class Replica:
         """Outer state and digest before the last outer step, while the spare area still holds that theta."""
         self._done = NOTHING_DONE
         """The inner steps that have moved the module's weights."""
+        self.repeated = 0
+        """Steps of another miner that were made, and stopped: `repeat` can go on with them."""
         self._displaced = False
         """Whether the theta that those steps began from was subtracted from the weights (`displace`)."""
         self._digest: Digest | None = None
@@ -160,37 +155,55 @@ class Replica:
         trace_of: TraceOf,
         on_step: OnStep,
         stopped: Stopped,
+        done: int = 0,
         split: bool = False,
     ) -> Trace | None:
         """Take another miner's inner steps from the theta at which a round began; return their trace, None when they
-        were stopped. The module's weights are theta again after it.
+        were stopped, after `repeated` steps. The module's weights are theta again after it.
 
-        - inner: the constants in force in that round, with as many steps as are repeated.
-        - rounds: the non-void rounds before that round: all so far, or one less. Raises ValueError if that theta is not
-          here any more. first_step: the first one on the run's schedule.
+        - inner: the constants in force in that round. first_step: on the run's schedule.
+        - rounds: the non-void rounds before that round: all so far, or one less.
+        - done: go on from where that many were stopped, whatever was computed since.
         - split: whether half as many sequences are computed at once, which rounds otherwise.
+
+        Raises ValueError if that theta, or what was done, is gone.
         """
-        if rounds != self.outer.rounds and (self._before is None or rounds != self._before[0].rounds):
-            raise ValueError(f"theta after {rounds} rounds is not here any more")
+        known = (self.outer.rounds, None if self._before is None else self._before[0].rounds)
+        if (done != self.repeated) if done else (rounds not in known):
+            gone = f"repeated step {done}" if done else f"theta after {rounds} rounds"
+            raise ValueError(f"{gone} is not here any more")
         self.reset()
         self._tokens(sequences)
-        self._at_theta = False
+        self._at_theta, self.repeated = False, 0
         try:
-            self._trainer.load(area=self._theta if rounds == self.outer.rounds else self._spare)
+            began = self._theta if rounds == self.outer.rounds else self._spare
+            self._trainer.load(area=PAUSED if done else began)
             self._trainer.on_step, self._trainer.stopped = on_step, stopped
             report = self._trainer.inner_round(
                 inner=inner.model_dump(),
                 first_step=first_step,
                 num_sequences=len(sequences),
+                done=done,
                 trace_of=trace_of.words(),
                 split=split,
             )
-            done = report.steps == inner.steps
-            return self._trainer.trace(steps=report.steps) if done else None
+            made = done + report.steps
+            if made == inner.steps:
+                return self._trainer.trace(steps=made)
+            self._trainer.tensors(PAUSED)
+            self._trainer.store(area=PAUSED)
+            self.repeated = made
+            return None
         finally:
             if self._trainer.ranks.in_step:
-                self._trainer.forget_steps()
+                if not self.repeated:
+                    self._trainer.forget_steps()
                 self.reset()
+
+    def forget_repeated(self) -> None:
+        """Give up the steps of another miner that were stopped."""
+        self.repeated = 0
+        self._trainer.forget_steps()
 
     @property
     def steps(self) -> int:
@@ -268,7 +281,9 @@ class Replica:
         scales: tuple[Scales, ...]
         if isinstance(self.layout, DenseLayout):
             self._before = None
-            self._step_parts(self.layout, updates, alpha, spare)
+            ops.dense_steps(
+                self.theta, self.layout, updates, self._velocity(), alpha=alpha, momentum=self.spec.momentum, out=spare
+            )
             self.outer = replace(self.outer, rounds=self.outer.rounds + 1)
             scales = tuple((float(update is not None),) * len(self.layout.tensors) for update in updates)
         else:
@@ -279,19 +294,6 @@ class Replica:
         self._theta, self._spare = self._spare, self._theta
         self._moved()
         return scales
-
-    def _step_parts(
-        self, layout: DenseLayout, parts: Sequence[Update | None], alpha: float, out: Mapping[str, Tensor]
-    ) -> None:
-        """Make the outer step of the int8 exchange, part after part of the mean. None: a part of zeros."""
-        begun, velocities = Counter[str](), self._velocity()
-        for part, found in zip(layout.parts(len(parts)), parts, strict=True):
-            spans = {one.name: slice(begun[one.name], begun[one.name] + one.numel) for one in part}
-            begun.update({one.name: one.numel for one in part})
-            theta, spare = _within(self.theta, spans), _within(out, spans)
-            velocity = _within(velocities, spans) if velocities is not None else None
-            mean = found if found is not None else DenseUpdate(part, bytes(part.records_bytes))
-            ops.dense_step(theta, mean, velocity, alpha=alpha, momentum=self.spec.momentum, out=spare)
 
     def displace(self) -> None:
         """Keep the inner steps made from theta, before it changes; `inner_round` with `resume` continues them from the
@@ -437,8 +439,3 @@ class Replica:
         self._at_theta = False
         if not self._displaced:
             self.reset()
-
-
-def _within(tensors: Mapping[str, Tensor], spans: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return these tensors' values within these spans, as views of one dimension."""
-    return {name: tensors[name].view(-1)[span] for name, span in spans.items()}

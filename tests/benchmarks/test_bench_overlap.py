@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from murmur.data.shards import Shards
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from tests.small_run import data_set
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -12,7 +12,8 @@ import torch
 from murmur.data.shards import Shards
 from murmur.protocol.layout import Layout
 from murmur.protocol.types import PeerId, Uid
-from murmur.training.replica import ERROR, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import ERROR
 from murmur.training.schedule import lr_at
 from sparseloco import ops
 from tests.small_run import data_set

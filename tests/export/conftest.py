@@ -14,7 +14,7 @@ from murmur.export.states import Named, Rebuilt
 from murmur.export.tokenizer import run_tokenizer
 from murmur.protocol.messages import first_link
 from murmur.protocol.spec import RunSpec
-from murmur.training.replica import genesis_theta
+from murmur.training.model import genesis_theta
 from sparseloco.digest import theta_digest
 from sparseloco.outer import OuterState
 from tests.network import data_folder

@@ -147,9 +147,7 @@ def play(
         state,
     )
     row = ChainWeights(block + 1, chain_weights, {})
-    claim = ValidatorFacts(
-        VALIDATOR, report, {}, earlier, None, history, peers, row, earlier, (COMMIT_HASH, SAMPLE_HASH)
-    )
+    claim = ValidatorFacts(VALIDATOR, report, {}, earlier, None, history, peers, row, earlier)
     claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
     return Played(facts, claim, after, checked.remember)
 

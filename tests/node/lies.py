@@ -14,7 +14,8 @@ from murmur.protocol.types import Digest, PeerId, Selection, StateRef, Vote
 from murmur.rounds.votes import Votes
 from murmur.training import checkpoint
 from murmur.training.checkpoint import parse_outer
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.digest import theta_digest
 from tests.network import FakeNetwork, saved_state
 

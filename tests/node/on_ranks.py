@@ -27,8 +27,9 @@ from murmur.node.telemetry.events import Timeline
 from murmur.node.telemetry.metrics import Metrics
 from murmur.protocol.run import Run
 from murmur.protocol.types import Digest
+from murmur.training.model import genesis_theta
 from murmur.training.parallel import Ranks, run
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from murmur.training.trainer import Trainer
 from storage.realtime import REAL
 from storage.s3 import PART_BYTES

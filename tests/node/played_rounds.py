@@ -20,7 +20,8 @@ from murmur.protocol import keys
 from murmur.protocol.spec import OuterSpec
 from murmur.protocol.types import Digest
 from murmur.training import checkpoint
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from sparseloco import ops, wire
 from storage.exchange import cached
 from storage.realtime import RealTime

@@ -14,7 +14,8 @@ from murmur.protocol.errors import ChainError, InvalidMessage, StorageError
 from murmur.protocol.messages import encode_selection, encode_signed, encode_slot
 from murmur.protocol.types import Commitment, Digest, Selection, Vote
 from murmur.training import checkpoint
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.fakes.chain import fake_verify

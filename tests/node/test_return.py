@@ -14,7 +14,8 @@ from murmur.protocol import keys
 from murmur.protocol.errors import ChainError, StorageError
 from murmur.protocol.types import Digest, Selection
 from murmur.training import checkpoint
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, with_parts

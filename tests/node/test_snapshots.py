@@ -16,7 +16,8 @@ from murmur.node.state.redo_log import RedoLog
 from murmur.node.state.saved import Payload, Step
 from murmur.protocol.errors import DiskFull
 from murmur.training import checkpoint
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from storage.exchange import FetchFault
 from storage.realtime import RealTime
 from tests.node.played_rounds import (

@@ -73,20 +73,47 @@ def test_a_thin_miner_is_found_and_earns_nothing(networks: Networks) -> None:
     assert set(last_weights(network, "one")) == {"miner-1", "miner-2"}
 
 
-def test_second_looks_and_slow_moments_do_not_end_verification(networks: Networks) -> None:
-    """Else one cheat, whose second look is slow, would make all others safe."""
+def stop_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So slow is the validator that there is time for one step of each in a round."""
+    repeat = Replica.repeat
+
+    def slow(self: Replica, *given: Any, **rest: Any) -> Any:
+        return repeat(self, *given, **{**rest, "stopped": lambda: True})
+
+    monkeypatch.setattr(Replica, "repeat", slow)
+
+
+def test_a_slow_validator_goes_on_in_the_next_round_and_looks_at_fewer_miners_whole(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stop_after_each_step(monkeypatch)
     network = networks(miners=3, validators={"one": 100}, **TRACED)
     network.start("one", "miner-1", "miner-2")
     network.start("miner-3", role=Thin)
-    network.run_until(4)
-    verifier = network["one"].program.verifier  # type: ignore[union-attr]
-    verifier._step_seconds = 20.0
+    whole_rounds(network, 12)
+    network.assert_agreement()
+    told = network["one"].events("verified")
+    # In each round the second step of one, and the first of the next.
+    assert [event["round"] for event in told] == list(range(told[-1]["round"] + 1))
+    assert len(told) >= 8
+    for event in told:
+        honest = event["peer"] != hotkey(network["miner-3"].peer)
+        assert (event["passed"], event["declared"]) == (honest, 2)
+        assert event["confirmed"] == honest, "there is no theta left for a second look"
+    assert "verifies_nobody" not in {event["cause"] for event in network["one"].events("trouble")}
+    found = [finding for round in range(4, 11) for finding in audits(network, round, tmp_path)["one"].findings]
+    assert of(Verdict.DIFFERS, found) == []
+
+
+def test_what_takes_too_many_rounds_is_given_up(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("murmur.rounds.verify.MOST_ROUNDS", 1)
+    stop_after_each_step(monkeypatch)
+    network = networks(miners=2, validators={"one": 100}, **TRACED)
+    network.start()
     network.run_until(6)
-    seen = len(network["one"].events("verified"))
-    assert 0.0 < verifier._step_seconds < 20.0
-    verifier._step_seconds = 0.2
-    network.run_until(10)
-    assert len(network["one"].events("verified")) > seen
+    assert network["one"].events("verified") == []
+    assert {event["why"] for event in network["one"].events("unverified")} == {"they take more than 1 rounds here"}
+    network.assert_agreement()
 
 
 def test_a_miner_that_has_time_for_half_of_the_steps_declares_them_and_is_paid_half(networks: Networks) -> None:
@@ -188,4 +215,3 @@ def test_an_audit_names_the_steps_that_were_not_drawn_and_nothing_of_an_honest_v
     friend = max(network[f"miner-{number}"].peer for number in (1, 2, 3))
     rounds = [audits(network, round, tmp_path, "fond")["fond"].findings for round in range(2, 6)]
     assert (Topic.WORK, friend) in {one for findings in rounds for one in of(Verdict.DIFFERS, findings)}
-    assert Topic.WORK in {topic for findings in rounds for topic, _ in of(Verdict.OBSERVED, findings)}, "the left out"

@@ -16,8 +16,9 @@ from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId
 from murmur.training import checkpoint
 from murmur.training.memory import Role
+from murmur.training.model import genesis_theta
 from murmur.training.recorder import TraceOf
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from sparseloco import wire
 from sparseloco.update import Update
 

@@ -26,8 +26,9 @@ from torch.distributed import TCPStore
 from murmur.protocol.cluster import build_cluster
 from murmur.protocol.types import Digest, PeerId
 from murmur.training.checkpoint import TensorState
+from murmur.training.model import genesis_theta
 from murmur.training.parallel import Ranks, run
-from murmur.training.replica import ERROR, Replica, genesis_theta
+from murmur.training.replica import ERROR, Replica
 from murmur.training.trainer import Trainer
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState

@@ -16,7 +16,8 @@ from murmur.protocol.spec import Exchange, RunSpec
 from murmur.training.checkpoint import TensorState, load, save
 from murmur.training.genesis import genesis_state
 from murmur.training.memory import disk_parts, host_moments
-from murmur.training.replica import ERROR, VELOCITY, Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import ERROR, VELOCITY, Replica
 from sparseloco import ops
 from sparseloco.dense import DenseUpdate
 from sparseloco.outer import OuterState

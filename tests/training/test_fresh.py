@@ -14,7 +14,8 @@ from murmur.protocol.run import changed
 from murmur.protocol.spec import RunSpec, build
 from murmur.training.checkpoint import load, save
 from murmur.training.memory import disk_parts, trainer_moments, trainer_parts
-from murmur.training.replica import ERROR, Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import ERROR, Replica
 from murmur.training.sizes import Sizes
 from tests.training.test_replica import apply, bits, trained, weights, work
 

@@ -11,7 +11,8 @@ from murmur.protocol.spec import RunSpec
 from murmur.training.checkpoint import load, save
 from murmur.training.genesis import genesis_state
 from murmur.training.loader import sequences
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.outer import bound
 from sparseloco.update import Norms
 

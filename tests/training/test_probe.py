@@ -4,8 +4,9 @@ from murmur.data.shards import Shards
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Page
 from murmur.training.loader import sequences
+from murmur.training.model import genesis_theta
 from murmur.training.probe import Prober
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 
 
 def test_losses_equal_those_of_separate_probes_in_any_order(run_spec: RunSpec, data: Shards) -> None:

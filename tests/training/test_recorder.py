@@ -10,8 +10,9 @@ from torch import Tensor
 from murmur.data.shards import Shards
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId
+from murmur.training.model import genesis_theta
 from murmur.training.recorder import TraceOf
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.trace import Trace, places
 from tests.training.test_replica import work
 

@@ -14,7 +14,8 @@ from murmur.protocol.types import Digest, Page, PeerId
 from murmur.training.checkpoint import TensorState, load, parse_outer, save
 from murmur.training.evaluate import held_out_loss, held_out_sequences
 from murmur.training.loader import sequences
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState

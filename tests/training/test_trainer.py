@@ -5,8 +5,9 @@ import torch
 from murmur.protocol.layout import Layout
 from murmur.protocol.spec import RunSpec
 from murmur.training.host import Area, model_bytes, model_tensors
+from murmur.training.model import genesis_theta
 from murmur.training.parallel import Ranks
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from murmur.training.trainer import _divides, _share, _slabs
 from tests.specs import toy_spec
 

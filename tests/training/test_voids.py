@@ -9,7 +9,8 @@ from murmur.protocol.assignment import page_at
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId
 from murmur.training.loader import sequences
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.model import genesis_theta
+from murmur.training.replica import Replica
 from sparseloco.update import Update
 
 PEERS = [PeerId(bytes([number]) * 32) for number in (1, 2, 3)]

@@ -18,9 +18,10 @@ from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId
 from murmur.training.inner import OnStep, never
+from murmur.training.model import genesis_theta
 from murmur.training.parallel import Ranks
 from murmur.training.recorder import TraceOf
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from murmur.training.trainer import Trainer
 from sparseloco.trace import Trace
 

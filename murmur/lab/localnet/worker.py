@@ -46,9 +46,10 @@ from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
 from murmur.training import checkpoint
 from murmur.training.loader import sequences
+from murmur.training.model import genesis_theta
 from murmur.training.parallel import Ranks
 from murmur.training.probe import Prober
-from murmur.training.replica import Replica, genesis_theta
+from murmur.training.replica import Replica
 from sparseloco import ops, wire
 from sparseloco.update import Update
 from storage.collect import gather

@@ -18,7 +18,7 @@ from gauntlet.facts import ChainWeights, Facts, State, ValidatorFacts
 from gauntlet.finding import Finding, Topic, Verdict
 from gauntlet.judge import Earlier
 from gauntlet.remembered import Remembered
-from gauntlet.replay import judge_of
+from gauntlet.replay import drawn_after, judge_of
 from gauntlet.report import Report
 from gauntlet.sketch import Sketch
 from murmur.data.shards import Shards
@@ -306,7 +306,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         archive.sketches(judge.compared()),
         *_paid(facts, archive.ports, validator, report),
         _report(archive, validator, facts.round - 1),
-        _drawn_by(facts, archive.ports, earlier),
+        _drawn(facts, archive, validator, report),
     )
     return Audited(validator, report, tuple(audit(facts, claim)))
 
@@ -325,16 +325,22 @@ def _weights_without_report(facts: Facts, ports: Ports, validator: PeerId) -> It
         yield Finding(Topic.WEIGHTS, Verdict.UNCHECKED, text)
 
 
-def _drawn_by(facts: Facts, ports: Ports, report: Report | None) -> tuple[Digest, Digest] | None:
-    """Return the hashes by which steps of the report's round were drawn: of its commit deadline and sample block."""
-    clock = facts.run.clock
-    if report is None:
-        return None
-    try:
-        hashes = [ports.chain.header(at(report.round)).hash for at in (clock.commit_deadline, clock.sample_block)]
-    except ChainError:
-        return None
-    return hashes[0], hashes[1]
+def _drawn(facts: Facts, archive: Archive, validator: PeerId, report: Report) -> dict[int, list[PeerId]]:
+    """Return whose steps the validator has drawn in each round of which its report states repeated steps."""
+    rounds = {row.repetition.round for row in report.rows.values() if row.repetition is not None}
+    if len(rounds) > facts.spec.gauntlet.verifications + 1:
+        return {}  # more than can be: a report that wants us to fetch for ever
+    clock, found = facts.run.clock, {}
+    for round in sorted(round for round in rounds if round < facts.round):
+        then = _report(archive, validator, round)
+        if then is None:
+            continue
+        try:
+            hashes = [archive.ports.chain.header(at(round)).hash for at in (clock.commit_deadline, clock.sample_block)]
+        except ChainError:
+            continue
+        found[round] = drawn_after(facts.run, validator, then, *hashes)
+    return found
 
 
 def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:

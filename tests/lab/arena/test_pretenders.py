@@ -95,7 +95,7 @@ def test_liars_are_the_largest_minority_and_fail_all_but_their_friends() -> None
     for peer in game.liars:
         found = game.judges[peer].found
         assert found
-        assert all(one.passed == (log.players[who] in game.attackers) for who, (one,) in found.items())
+        assert all(one.passed == (log.players[who] in game.attackers) for who, one in found.items())
 
 
 @pytest.mark.slow
