@@ -6,7 +6,7 @@ from math import ceil
 from pydantic import ValidationError
 
 from murmur.plan.requirements import Plan
-from murmur.plan.verification import verification
+from murmur.plan.verification import can_repeat
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import POSTS_PER_EPOCH, WINDOW_MARGIN_BLOCKS, RunSpec
 
@@ -78,9 +78,7 @@ def _is_in_time(plan: Plan) -> bool:
         return False
     downloaded = next(timed.ends for timed in plan.timeline("miner") if timed.phase.name == "download")
     in_guess = downloaded <= plan.openings["guess"]  # else each guess would lack somebody
-    repeated = verification(plan)
-    audits = repeated is None or repeated.fitting > 0
-    return not plan.missed and in_guess and audits and plan.openings["uploaded"] <= plan.openings["commit"]
+    return not plan.missed and in_guess and can_repeat(plan) and plan.openings["uploaded"] <= plan.openings["commit"]
 
 
 def _with_checkpoints(plan: Plan) -> Plan:

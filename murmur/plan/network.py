@@ -48,7 +48,9 @@ def _late(missed: Missed) -> str:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan for a program, in bytes and seconds."""
-    repeated = verification(plan)
+    found = verification(plan)
+    of = {} if found is None else asdict(found) | {"rounds": found.rounds, "repeats": found.repeats}
+    repeated = {"verification": of} if of else {}
     return {
         **figures_table(plan, refusals(plan)),
         "loses_own_state": plan.loses_own_state,
@@ -68,7 +70,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "disk_bytes": plan.disk_bytes("miner"),
         "disk_bytes_per_day": plan.disk_bytes_per_day("miner"),
         "nodes": {role: _node_table(plan, role) for role in ROLES},
-        **({"verification": asdict(repeated) | {"repeats": repeated.repeats}} if repeated else {}),
+        **repeated,
     }
 
 

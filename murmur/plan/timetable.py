@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from math import inf
 from textwrap import wrap
 
 from gauntlet.agreement import COPIES
@@ -183,15 +184,12 @@ def _repeated(plan: Plan) -> Iterator[str]:
     found = verification(plan)
     if found is None:
         return
-    second = (
-        "a failure takes a second execution"
-        if found.fitting > 1
-        else "there is no time for the second execution that a failure takes"
-    )
+    often = plan.spec.gauntlet.contributors / found.repeats if found.repeats else inf
+    second = "" if found.looks_twice else "; there is no time for the second execution that a failure takes"
     told = (
-        f"{'repeated':<15}{found.repeats:>4} of {found.drawn}   miners' rounds that a validator draws: each takes "
-        f"{duration(found.one_seconds)}, and {duration(found.free_seconds)} are free before the next commit deadline; "
-        f"{second}"
+        f"{'repeated':<15}{found.repeats:>4.1f} of {found.drawn}   miners' rounds that a validator draws in one: each "
+        f"takes {duration(found.one_seconds)}, and {duration(found.free_seconds)} of a round are free for it; each "
+        f"contributor about every {often:.0f} rounds{second}"
     )
     yield from wrapped(told, " " * 26)
 

@@ -12,7 +12,7 @@ from loguru import logger
 from torch import Tensor
 
 from gauntlet.checks import Checked
-from gauntlet.repetition import SPARE_STEPS, Repetition
+from gauntlet.repetition import MOST_ROUNDS, SPARE_STEPS, Repetition
 from gauntlet.selection import Ranking
 from gauntlet.verification import compare, draw
 from murmur.data.shards import Shards
@@ -32,8 +32,6 @@ from sparseloco.trace import Trace
 
 PATIENCE_ROUNDS = 3
 """Rounds on end in which no step that was drawn was repeated, until that is a trouble."""
-MOST_ROUNDS = 8
-"""Rounds within which a repetition has to end: what it says is old then."""
 
 
 @dataclass(frozen=True, slots=True)

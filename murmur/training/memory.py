@@ -244,7 +244,9 @@ def host_moments(
     always = {"processes": ranks * PROCESS_BYTES}
     stepping = _stepping(sizes, cpu_activations)
     module = {"parameters": model} if on_cpu else {}
-    held = always | module | _areas(sizes)
+    # It repeats a miner's steps (murmur/rounds/verify.py) when it has judged, and may have to stop in their midst.
+    stopped = {"paused": model} | ({"adam_moments": sizes.optimizer} if on_cpu else {}) if spec.trace.places else {}
+    held = always | module | _areas(sizes) | stopped
     checked = {"payloads": sizes.gathered * payload}
     applied = {"payloads": (sizes.gathered + sizes.contributors) * payload}
     # The records in memory shared by all ranks, and the weights before the probe. On the way to GPUs also places and
@@ -252,7 +254,6 @@ def host_moments(
     listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * _most_values(spec)
     probed = {"probed": payload + FP32 * sizes.values + listed}
     return {
-        # It repeats a miner's steps (murmur/rounds/verify.py) when it has judged: open payloads are gone by then.
         **({COMPUTING: held | stepping} if spec.trace.places else {}),
         "check": held | checked,
         "probe": held | checked | probed,

@@ -307,4 +307,4 @@ def test_a_disk_holds_the_old_state_until_the_new_one_is_whole() -> None:
     model, payload = 4 * spec.layout.num_parameters, spec.object_bytes
     log = (8 + 4) * 20 * payload  # since the snapshot, and for others some rounds longer
     assert sum(disk_parts(spec, "miner").values()) == (2 + 6) * model + log + (2 + 20) * payload
-    assert sum(disk_parts(spec, "validator").values()) == 3 * model + log + (24 + 6 * 24) * payload
+    assert sum(disk_parts(spec, "validator").values()) == 3 * model + log + (24 + 3 * 24) * payload
