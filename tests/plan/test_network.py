@@ -88,7 +88,7 @@ def test_a_fitted_clock_is_told_as_a_spec_has_it(capsys: pytest.CaptureFixture[s
     words = ["--spec", "8b", "--gpus", "2", "--gpu-memory", "80", "--gpu-tflops", "400", "--fit"]
     status, shown = printed(capsys, *words)
     assert status == 0
-    assert "# 72 blocks of 12 s: 14.4 min a round, of which 79.6% is compute" in shown
+    assert "# 72 blocks of 12 s: 14.4 min a round, of which 82.9% is compute" in shown
     assert "[clock]\nround_blocks = 72\ncommit = 58\n" in shown
     assert planned(capsys, *words)["clock"]["round_blocks"] == 72
 
@@ -166,21 +166,21 @@ def test_every_option_changes_its_numbers_and_no_others(capsys: pytest.CaptureFi
         (
             ["--down", "1000"],
             "down_mbps",
-            {"download_seconds", "published_utilization", "restart", "rates", "phases"},
+            {"download_seconds", "published_utilization", "restart", "rates", "phases", "verification"},
         ),
         (
             ["--gpu-tflops", "265"],
             "gpu_flops",
-            {"compute_seconds", "utilization", "published_utilization", "rates", "phases"} | sent,
+            {"compute_seconds", "utilization", "published_utilization", "rates", "phases", "verification"} | sent,
         ),
-        (["--with-data"], "has_data", {"phases", "disk_bytes_per_day", "nodes"}),
+        (["--with-data"], "has_data", {"phases", "disk_bytes_per_day", "nodes", "verification"}),
         (["--validators", "2"], "validators", {"phases", "uplink_share"}),
         (["--gpu-memory", "30"], "gpu_memory_bytes", {"micro_sequences", "gpus_needed"}),
         (
             ["--gpus", "4"],
             "gpus",
             {"compute_seconds", "utilization", "published_utilization", "restart", "memory", "memory_total"}
-            | {"micro_sequences", "host_bytes_peak", "nodes", "phases"}
+            | {"micro_sequences", "host_bytes_peak", "nodes", "phases", "verification"}
             | guessed,
         ),
     ):

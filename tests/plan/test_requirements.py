@@ -85,7 +85,7 @@ def test_links_that_are_not_given_are_those_of_the_spec() -> None:
 
 def test_utilization_is_of_the_whole_round_and_of_more_when_a_miner_is_late() -> None:
     in_time, late = planned("1b"), planned("covenant-72b")
-    assert in_time.utilization == in_time.compute_seconds / (72 * 12)
+    assert in_time.utilization == in_time.compute_seconds / (73 * 12)
     ends = [timed.ends for timed in late.timeline("miner") if timed.phase.name in ("commit", "publish")]
     assert max(ends) > late.round_seconds
     assert late.utilization == late.compute_seconds / max(ends)
@@ -172,12 +172,12 @@ def test_what_a_disk_writes_in_a_day_is_every_rounds_state_and_payloads() -> Non
     plan = planned("8b")
     model, payload = 4 * plan.parameters, plan.payload_bytes
     shard = plan.sizes.trained_shards * plan.sizes.shard
-    a_round = (1 / 8 + 3) * model + (1 + 19) * payload + shard
+    a_round = (1 / 8 + 1) * model + (1 + 19) * payload + shard
     assert plan.disk_bytes_per_day("miner") == pytest.approx(a_round * 86_400 / (72 * 12))
 
 
 def test_a_cpu_holds_what_gpus_would() -> None:
-    on_gpu = Plan(presets.read("150m").first, 1, 10**9)
+    on_gpu = Plan(presets.read("intellect-10b").first, 1, 10**9)
     on_cpu = replace(on_gpu, on_gpu=False, rates=replace(on_gpu.rates, compute=Rate(1e11)))
     assert on_cpu.compute_seconds == on_cpu.flops / 1e11
     beyond = on_cpu.host("miner")["swap"] - on_gpu.host("miner")["swap"]

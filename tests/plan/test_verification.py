@@ -109,7 +109,7 @@ def test_no_more_are_repeated_than_are_drawn_and_the_rest_is_for_second_executio
 
 def test_who_repeats_a_round_in_eight_is_not_refused_and_who_lacks_a_moment_for_it_is() -> None:
     plan = Plan(traced("1b"), 1, 80 * GB)
-    fast, slow = 1.35e14, 1.3e14
+    fast, slow = 1.3e14, 1.25e14
     fits, lacks = (replace(plan, rates=replace(plan.rates, compute=Rate(flops))) for flops in (fast, slow))
     assert [refusals(one, ["validator"]) != [] for one in (fits, lacks)] == [False, True]
     assert MOST_ROUNDS - 1 < verification(fits).rounds <= MOST_ROUNDS < verification(lacks).rounds < MOST_ROUNDS + 1
@@ -147,7 +147,7 @@ def test_a_payload_counts_its_trace() -> None:
     assert plans[0].download_bytes - plans[1].download_bytes == 20 * more
 
 
-@pytest.mark.parametrize("name", [name for name in presets.names() if name != "tiny"])
+@pytest.mark.parametrize("name", [name for name in presets.names() if not presets.read(name).first.trace.places])
 def test_a_run_without_traces_is_planned_as_if_there_were_none(name: str) -> None:
     plan = Plan(presets.read(name).first, 8, 180 * GB)
     assert verification(plan) is None
@@ -168,14 +168,14 @@ def test_people_and_programs_are_told_the_same(tmp_path: Path, capsys: pytest.Ca
     status, shown = told(spec, tmp_path, capsys, *machine, "1000")
     assert status == 0
     words = " ".join(shown.split())
-    assert "repeated 1.9 of 2 miners' rounds that a validator draws in one: each takes" in words
+    assert "repeated 2.0 of 2 miners' rounds that a validator draws in one: each takes" in words
     assert "there is no time for the second execution that a failure takes" in words
     assert f"trace: {4 + 2 * 2 * 4096 * spec.inner.steps:,} bytes" in words
     assert "A validator's GPUs hold what a miner's do, while it repeats steps." in words
     assert [line for line in shown.splitlines() if len(line) > 100 or line != line.rstrip()] == []
     _, found = told(spec, tmp_path, capsys, *machine, "1000", "--json")
     table: dict[str, Any] = json.loads(found)["verification"]
-    assert (table["drawn"], table["repeats"]) == (2, 1 / table["rounds"])
+    assert (table["drawn"], table["repeats"]) == (2, min(2.0, 1 / table["rounds"]))
     assert "second execution" not in told(spec, tmp_path, capsys, *machine, "4000")[1]
 
     status, shown = told(spec, tmp_path, capsys, *machine, "100")
