@@ -48,7 +48,7 @@ KINDS = (
     "borrowed-trace",
     "own-trace-again",
     "slack-once-familiar",
-    "guessed-steps",
+    "guessed-step",
     "thin-denoised",
     "thin-late-steps",
     "lying-validator",

@@ -134,16 +134,13 @@ def direction(view: View, trained: Trained) -> Theta:
     return {name: values * (along / length if length else 0.0) for name, values in way.items()}
 
 
-class GuessedSteps(ExtrapolatedHalf):
-    """Half of the steps, and the run's direction in place of the others: the typical step is as shown."""
+class GuessedStep(ExtrapolatedQuarter):
+    """All steps but the last one, for which the run's direction stands: the typical step is as shown."""
 
-    kind = "guessed-steps"
+    kind = "guessed-step"
 
     def completed(self, view: View, trained: Trained) -> Trained:
-        guess = direction(view, trained)
-        for _ in range(view.spec.inner.steps // 2):
-            trained = taken(trained, guess)
-        return trained
+        return taken(trained, direction(view, trained))
 
 
 class ThinDenoised(ExtrapolatedQuarter):

@@ -126,7 +126,7 @@ def test_work_is_counted_in_honest_rounds(kind: str, expected: list[float]) -> N
         ("extrapolated-quarter", 0.75),
         ("extrapolated-half", 0.5),
         ("borrowed-trace", 0.5),
-        ("guessed-steps", 0.5),
+        ("guessed-step", 0.75),
         ("thin-denoised", 0.25),
         ("thin-late-steps", 62 / 64),
         ("false-verdicts", 1.0),

@@ -4,6 +4,7 @@ and that the arena notices rules that are broken."""
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
+from statistics import median
 
 import numpy as np
 import pytest
@@ -64,6 +65,12 @@ def test_steps_that_were_not_made_are_not_as_shown_and_honest_ones_are(kind: str
     assert min(max(one.gradients) for one in shown) > 1.5 * LARGEST_GRADIENT
 
 
+def test_a_guessed_step_hides_from_the_median_and_not_from_the_largest_distance() -> None:
+    for one in verdicts("guessed-step")["attacker"]:
+        assert median(one.gradients) <= TYPICAL_GRADIENT
+        assert max(one.gradients) > LARGEST_GRADIENT
+
+
 def test_half_that_is_declared_is_as_shown_and_earns_half() -> None:
     assert {(one.declared, one.passed) for one in verdicts("half-declared")["attacker"]} == {(2, True)}
     assert 0.3 < result(BY_KIND["half-declared"], rounds=16).share < 0.55
@@ -80,10 +87,10 @@ def test_false_verdicts_of_a_minority_bring_no_pay_for_thin_work() -> None:
     assert found.meets, (found.share, found.allowed)
 
 
-def test_false_verdicts_take_less_from_others_than_paying_nobody_but_friends() -> None:
-    """Both are too much for their class: docs/threat-model.md says why."""
-    slander, outright = (result(BY_KIND[kind], validators=3) for kind in ("slander", "lying-for-workers"))
-    assert slander.allowed < slander.share < outright.share
+@pytest.mark.parametrize("kind", ["slander", "lying-for-workers"])
+def test_a_minority_that_favours_workers_is_noticed(kind: str) -> None:
+    """A known gap, whether by false verdicts or by weights alone: docs/threat-model.md says why."""
+    assert not result(BY_KIND[kind], validators=3).meets
 
 
 def test_liars_are_the_largest_minority_and_fail_all_but_their_friends() -> None:
