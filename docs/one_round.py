@@ -75,6 +75,7 @@ for round in range(2):
     for replica in replicas.values():  # 10. outer step, on every node
         replica.outer_step(updates, **step)
     losses.append(held_out_loss(mine, shards, spec.data.held_out_sequences))
-    thetas = {replica.digest() for replica in replicas.values()}
-    print(f"round {round}: {len(chosen)} selected, {len(checked.rejected)} rejected; {len(thetas)} theta on all nodes")
+    print(
+        f"round {round}: {len(chosen)} selected, {len(checked.rejected)} rejected; {len({r.digest() for r in replicas.values()})} theta on all nodes"
+    )
     print(f"  loss {losses[-2]:.3f} -> {losses[-1]:.3f}, pay {weights(book, ranking, uids, judge.peer, rules)}")
