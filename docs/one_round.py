@@ -71,11 +71,9 @@ for round in range(2):
     with Prober(mine, shards.train, rules.probe_step) as prober:  # 9. score: whose update lowers which loss
         scores = evaluate(prober.losses, checked.passed, bounded(checked.passed, mine.outer), drawn, rivals)
     book = fold(book, RoundOutcome(round, checked, scores, frozenset(chosen)), rules)
-    updates, step = [checked.passed[peer].update for peer in sorted(chosen)], spec.outer.model_dump()
     for replica in replicas.values():  # 10. outer step, on every node
-        replica.outer_step(updates, **step)
+        replica.outer_step([checked.passed[peer].update for peer in sorted(chosen)], **spec.outer.model_dump())
     losses.append(held_out_loss(mine, shards, spec.data.held_out_sequences))
-    print(
-        f"round {round}: {len(chosen)} selected, {len(checked.rejected)} rejected; {len({r.digest() for r in replicas.values()})} theta on all nodes"
-    )
+    thetas = {replica.digest() for replica in replicas.values()}
+    print(f"round {round}: {len(chosen)} selected, {len(checked.rejected)} rejected; {len(thetas)} theta on all nodes")
     print(f"  loss {losses[-2]:.3f} -> {losses[-1]:.3f}, pay {weights(book, ranking, uids, judge.peer, rules)}")
