@@ -269,6 +269,7 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
     always = {"processes": ranks * PROCESS_BYTES}
     stepping = _stepping(sizes, cpu_activations)
     trained = {name: stepping[name] for name in ("parameters", "adam_moments") if on_cpu}
+    loaded = trained | ({"adam_moments": sizes.carried} if on_cpu else {})
     dense = sizes.spec.exchange == "int8"
     areas = _areas(sizes) | {"error_feedback": 0 if dense else model, "stored_moments": sizes.carried}
     held = always | areas
@@ -284,7 +285,7 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
         "swap": held | trained | sealed,
         **({"sum a part": held | trained | {"payloads": summed}} if dense else {}),
         "outer step": held | trained | opened,
-        "restart": always | trained | {name: areas[name] for name in areas if name != "spare"},
+        "restart": always | loaded | {name: areas[name] for name in areas if name != "spare"},
     }
 
 

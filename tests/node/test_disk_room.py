@@ -148,13 +148,8 @@ class Node:
             for peer, data in got.items()
         }
         self.memory.keep(round, sent, room_for_remembered(SPEC, self.folder))
-        best = {named(number) for number in range(HONEST)}
-        rules = SPEC.gauntlet
-        self.remembered = [
-            past
-            for past in (*self.remembered, *sent)
-            if past.round > round - (rules.remembered_rounds if past.peer in best else rules.copy_rounds)
-        ]
+        copies = SPEC.gauntlet.copy_rounds
+        self.remembered = [past for past in (*self.remembered, *sent) if past.round > round - copies]
         self.memory.prune(self.remembered)
 
     def apply(self, round: int, pairs: list[tuple[PeerId, Digest]]) -> None:
@@ -231,7 +226,7 @@ def test_on_a_disk_that_has_become_too_small_the_state_is_saved_and_the_best_com
     for round in range(ROUNDS):
         disk.size = smallest(node) - (lost if round >= 3 else 0)
         node.play(round, *rounds(round))
-        for past in range(max(0, round - SPEC.gauntlet.remembered_rounds + 1), round + 1):
+        for past in range(max(0, round - SPEC.gauntlet.copy_rounds + 1), round + 1):
             kept = node.remembers(past) & {named(number) for number in range(HONEST)}
             assert kept == {named(number) for number in range(len(kept))}
             assert len(kept) >= HONEST // 3 or past == round == 3
@@ -240,7 +235,7 @@ def test_on_a_disk_that_has_become_too_small_the_state_is_saved_and_the_best_com
 
 def test_a_validators_downloads_take_the_share_of_one_copy_of_many(disk: Disk, node: Node) -> None:
     disk.size = 100 * sum(_PLAN.values())
-    spare, copies = spare_bytes(SPEC, "validator", node.folder), SPEC.gauntlet.remembered_rounds + 2
+    spare, copies = spare_bytes(SPEC, "validator", node.folder), SPEC.gauntlet.copy_rounds + 2
     node.cache.mkdir()
     assert room_for_downloads(SPEC, "validator", node.cache) == spare // copies
     assert room_for_downloads(SPEC, "miner", node.cache) == spare_bytes(SPEC, "miner", node.folder)

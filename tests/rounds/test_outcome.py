@@ -100,6 +100,8 @@ def test_a_validators_line_says_whom_it_judged_and_how_its_weights_stand() -> No
         "evaluated": 4,
         "rejected": {"MALFORMED": 1, "LATE": 2},
         "selected": 3,
+        "drawn": 4,
+        "verified": 3,
         "unobserved": None,
         "loss": 4.104,
         "set_in": 540,
@@ -107,10 +109,10 @@ def test_a_validators_line_says_whom_it_judged_and_how_its_weights_stand() -> No
         "next_set": 640,
     }
     assert line(event) == (
-        "round 3: judged 6, 4 evaluated, rejected MALFORMED 1, LATE 2; 3 selected; held-out loss 4.10; weights set in "
-        "block 540, 2 earlier sets not revealed yet, next about block 640"
+        "round 3: judged 6, 4 evaluated, rejected MALFORMED 1, LATE 2; steps of 3 of 4 drawn miners repeated; 3 "
+        "selected; held-out loss 4.10; weights set in block 540, 2 earlier sets not revealed yet, next about block 640"
     )
-    assert line(event | {"unobserved": "late", "selected": 0, "set_in": None, "unrevealed": 0}) == (
+    assert line(event | {"unobserved": "late", "drawn": 0, "selected": 0, "set_in": None, "unrevealed": 0}) == (
         "round 3: not observed (late): nobody was rated or paid for it; judged 6, 4 evaluated, rejected MALFORMED 1, "
         "LATE 2; void: nothing was agreed; held-out loss 4.10; no weights set, next about block 640"
     )

@@ -107,6 +107,7 @@ def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     update = ops.compress(theta, moved, None, spec.layout, 0.95)[0]
     replica.outer_step([update], alpha=1.0, aggregate="mean")
     del theta, moved
+    repeat(replica, spec, 0)
     peaks.note("before")
     checked = copies(update, spec.gauntlet.contributors + spec.gauntlet.reserve)
     peaks.note("check")
@@ -119,7 +120,7 @@ def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     consensus = checkpoint.save(folder, replica.consensus_state())
     peaks.note("saved")
     del checked, opened
-    repeat(replica, spec)
+    repeat(replica, spec, 1)
     peaks.note("inner steps")
     del replica
     gc.collect()
@@ -129,21 +130,20 @@ def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     peaks.note("restart")
 
 
-def repeat(replica: Replica, spec: RunSpec) -> None:
-    """A miner's steps, from theta before the last outer step, in two goes."""
+def repeat(replica: Replica, spec: RunSpec, done: int) -> None:
+    """The first of a miner's two steps, from theta before the last outer step; or the second one, after that."""
     tokens = torch.randint(0, spec.model.vocabulary, (spec.inner.steps * spec.inner.sequences, spec.model.context + 1))
-    for done in (0, 1):
-        repeated = replica.repeat(
-            tokens,
-            inner=spec.inner,
-            rounds=replica.outer.rounds - 1,
-            first_step=0,
-            trace_of=TraceOf(Digest(bytes(32)), Digest(bytes(32)), PeerId(bytes(32)), spec.trace.places),
-            on_step=lambda step, loss: None,
-            stopped=lambda done=done: not done,
-            done=done,
-        )
-    assert repeated is not None
+    repeated = replica.repeat(
+        tokens,
+        inner=spec.inner,
+        rounds=replica.outer.rounds - 1,
+        first_step=0,
+        trace_of=TraceOf(Digest(bytes(32)), Digest(bytes(32)), PeerId(bytes(32)), spec.trace.places),
+        on_step=lambda step, loss: None,
+        stopped=lambda: True,
+        done=done,
+    )
+    assert (repeated is None) == (not done)
 
 
 def main() -> None:

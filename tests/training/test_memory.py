@@ -152,7 +152,8 @@ def test_a_sharded_step_takes_what_the_plan_says(
 
 def with_optimizer(preset: str, optimizer: str, **model: object) -> RunSpec:
     table = presets.read(preset).first.model_dump()
-    table["inner"]["optimizer"] = optimizer
+    table["inner"] |= {"optimizer": optimizer, "state": "kept"}
+    table["gauntlet"]["trace_values"] = 0
     table["model"] |= model
     return RunSpec.model_validate(table)
 
@@ -306,5 +307,5 @@ def test_a_disk_holds_the_old_state_until_the_new_one_is_whole() -> None:
     spec = presets.read("8b").first
     model, payload = 4 * spec.layout.num_parameters, spec.object_bytes
     log = (8 + 4) * 20 * payload  # since the snapshot, and for others some rounds longer
-    assert sum(disk_parts(spec, "miner").values()) == (2 + 6) * model + log + (2 + 20) * payload
+    assert sum(disk_parts(spec, "miner").values()) == (2 + 2) * model + log + (2 + 20) * payload
     assert sum(disk_parts(spec, "validator").values()) == 3 * model + log + (24 + 3 * 24) * payload
