@@ -3,7 +3,7 @@ outer step is applied. Bounds, samples, probes, book, selection and weights are 
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
+from gauntlet.remembered import NO_TWINS
 from gauntlet.repetition import Repetition
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
@@ -110,20 +111,19 @@ class Validator:
         outcome = RoundOutcome(view.round, checked, found, contributing, repetitions=self.found)
         self.book = fold(self.book, outcome, gauntlet)
         self.weights = weights(self.book, ranking, uids, OWNER, gauntlet)
-        self.found = self.repeat(view, [*ranking.contributing, *ranking.reserve], traces, replica)
+        self.found = self.repeat(view, ranking, traces, replica)
         return found
 
     def repeat(
-        self, view: View, candidates: Collection[PeerId], traces: Mapping[PeerId, Trace], replica: Replica
+        self, view: View, ranking: Ranking, traces: Mapping[PeerId, Trace], replica: Replica
     ) -> dict[PeerId, Repetition]:
         """Repeat drawn hotkeys' steps, as murmur/rounds/verify.py does."""
-        spec, repeated = self.spec, {peer: record.repeated for peer, record in self.book.peers.items()}
+        spec = self.spec
         if not spec.trace.places:
             return {}
         block_hash = word("sample", self.run.hex(), view.round)
-        count = spec.gauntlet.verifications
         found: dict[PeerId, Repetition] = {}
-        for peer in draw(self.run, block_hash, view.round, self.peer, candidates, repeated, count):
+        for peer in draw(self.run, block_hash, view.round, self.peer, ranking, NO_TWINS, self.book, spec.gauntlet):
             shown = traces.get(peer, NOTHING_SHOWN)
             shown = parse(encode(shown, spec.trace), spec.trace) if shown.steps else shown
             one = self._repeat(view, peer, shown, replica, split=False)

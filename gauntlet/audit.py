@@ -16,8 +16,9 @@ from gauntlet.commitment import who_committed
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import ChainWeights, Facts, ValidatorFacts
 from gauntlet.finding import Finding, Topic, Verdict
-from gauntlet.observed import Unobserved, is_unreadable, pass_over
+from gauntlet.observed import PATIENCE_ROUNDS, Unobserved, is_unreadable, pass_over
 from gauntlet.remembered import Remembered, compared
+from gauntlet.repetition import MOST_ROUNDS
 from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, ReportRow
 from gauntlet.weights import differing, is_due, lasting, weights
@@ -28,6 +29,8 @@ SCORE_TOLERANCE = 0.001
 GAP_TOLERANCE = 0.02
 """Tolerances of a stated LossScore, in nats a token, and of a gap, in shares of comparisons. The same device gives the
 same bits. Another one rounds differently, and bf16 coarsely: at most 0.0005 and 0.008 were measured (docs/audit.md)."""
+STATED_ROUNDS = MOST_ROUNDS + PATIENCE_ROUNDS
+"""Rounds after its own within which a repetition is stated: those it may take, and those that may be passed over."""
 _OF_OTHERS = {Reason.NORM, Reason.COPY}
 """Reasons that depend on other peers' payloads."""
 _READ_LATER = {*OBSERVED_BYTES, Reason.UNREVEALED}
@@ -202,17 +205,20 @@ def _scores(again: Replay) -> Iterator[Finding]:
 
 
 def _work(again: Replay) -> Iterator[Finding]:
-    """Check that the repeated steps are those that were drawn in their round. What they show, only another execution of
-    them can tell."""
-    stated = {peer: row.repetition for peer, row in again.rows.items() if row.repetition is not None}
-    most = again.spec.gauntlet.verifications + 1  # those drawn last, and one that had been stopped before
-    if len(stated) > most:
-        yield _differs(Topic.WORK, f"steps of {len(stated)} hotkeys were repeated, where {most} can be at most")
-        return
-    for peer, one in stated.items():
-        drawn = again.claim.drawn.get(one.round)
-        if one.round >= again.report.round:
-            yield _differs(Topic.WORK, f"steps of round {one.round} were repeated, before they were made", peer)
+    """Check that the repeated steps are those that were drawn in their round, and are stated once. What they show, only
+    another execution of them can tell."""
+    run, report, claim = again.facts.run, again.report, again.claim
+    for peer, one in ((peer, row.repetition) for peer, row in again.rows.items()):
+        if one is None:
+            continue
+        drawn = claim.drawn.get(one.round)
+        if not report.round - STATED_ROUNDS <= one.round < report.round:
+            yield _differs(Topic.WORK, f"steps of round {one.round} were repeated: too old, or not made yet", peer)
+        elif one.steps != run.spec_at(one.round).inner.steps:
+            text = f"{one.steps} steps stated for round {one.round}, which had {run.spec_at(one.round).inner.steps}"
+            yield _differs(Topic.WORK, text, peer)
+        elif (peer, one.round) in claim.stated:
+            yield _differs(Topic.WORK, f"the repeated steps of round {one.round} are stated a second time", peer)
         elif drawn is None:
             text = f"whose steps were drawn in round {one.round} is not known here"
             yield _unchecked(Topic.WORK, text, peer)

@@ -86,7 +86,8 @@ class ValidatorFacts:
     the payloads that `Judge.compared` names and that could be fetched. `paid`: hotkeys as of `report.paid.block`; None
     if the chain's node does not have it. `row`: the weights on chain that were set in `report.paid.set_in`, or why they
     are unknown. `last`: its report of the round before, None if unavailable. `drawn`: by earlier round, whose steps
-    of it the validator has drawn, as far as its report of that round is to be had.
+    of it the validator has drawn, as far as its report of that round is to be had. `stated`: hotkeys and rounds whose
+    repeated steps its reports since have stated.
     """
 
     validator: PeerId
@@ -99,3 +100,4 @@ class ValidatorFacts:
     row: ChainWeights | str = ""
     last: Report | None = None
     drawn: Mapping[int, Collection[PeerId]] = field(default_factory=dict)
+    stated: Collection[tuple[PeerId, int]] = ()

@@ -14,8 +14,8 @@ NOTHING_ALIKE = 2.0
 """Most that a distance counts."""
 SPARE_STEPS = 2.0
 """Steps' time before the commit deadline at which a repetition ends."""
-MOST_ROUNDS = 8
-"""Rounds within which a repetition has to end: what it says is old then."""
+MOST_ROUNDS = 16
+"""Rounds within which a repetition has to end: what it says is old then. It may wait for another one first."""
 WORK_KEEPS = 0.75
 """A repetition moves the work that a hotkey is known to do by a quarter of the way."""
 UNCONFIRMED_KEEPS = 0.5

@@ -133,9 +133,7 @@ def drawn_after(run: Run, validator: PeerId, report: Report, commit_hash: Digest
     rules, book = run.spec_at(report.round).gauntlet, _with_gone(report.before, report.gone)
     twins = {peer: frozenset(row.twins) for peer, row in report.rows.items() if row.twins}
     ranking = standing(book, report.passed, rules, report.round, commit_hash, twins)
-    repeated = {peer: record.repeated for peer, record in report.after.peers.items()}
-    candidates = [*ranking.contributing, *ranking.reserve]
-    return draw(run.id, sample_hash, report.round, validator, candidates, repeated, rules.verifications)
+    return draw(run.id, sample_hash, report.round, validator, ranking, twins, report.after, rules)
 
 
 def _with_gone(book: ScoreBook, gone: int) -> ScoreBook:

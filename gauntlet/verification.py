@@ -5,20 +5,23 @@ executions differ by rounding alone; work that was not done differs by far more 
 section 9). What a miner shows is what it is paid for: its declared steps as a share of the round's.
 """
 
-from collections.abc import Collection, Mapping
 from itertools import accumulate
 
 import numpy as np
 
+from gauntlet.book import PeerRecord, ScoreBook
+from gauntlet.remembered import Twins
 from gauntlet.repetition import NOTHING_ALIKE, Repetition
+from gauntlet.selection import Ranking
 from murmur.protocol.assignment import Draw
+from murmur.protocol.spec import GauntletSpec
 from murmur.protocol.types import Digest, PeerId
 from sparseloco.trace import Trace, Values
 
-FAMILIAR = 4
-"""Repetitions after which a hotkey is drawn as often as others. It is `FASTER` times as likely for each that it lacks:
-what is known of the miners' work becomes alike soon, and so does their pay."""
-FASTER = 4
+FAMILIAR, FASTER = 4, 4
+"""A hotkey of the opening rounds is `FASTER` times as likely to be drawn for each repetition that it lacks of
+`FAMILIAR`: what is known of the miners' work becomes alike soon, and so does their pay. Later ones are not: whoever
+worked as a newcomer alone would be paid for long before it is drawn again."""
 DIGITS = 4
 
 
@@ -27,23 +30,31 @@ def draw(
     block_hash: Digest,
     round: int,
     validator: PeerId,
-    candidates: Collection[PeerId],
-    repeated: Mapping[PeerId, int],
-    count: int,
+    ranking: Ranking,
+    twins: Twins,
+    book: ScoreBook,
+    rules: GauntletSpec,
 ) -> list[PeerId]:
-    """Draw whose steps of the round a validator repeats, at most `count`, each once and in this order. block_hash: of a
-    block after the vote deadline, so that nobody knows it while work can still be changed. candidates: contributors and
-    reserve. repeated: how often each was repeated so far."""
-    stream = Draw("verify", run, block_hash, round, validator)
-    left = {peer: FASTER ** max(0, FAMILIAR - repeated.get(peer, 0)) for peer in sorted(candidates)}
+    """Draw whose steps of the round a validator repeats, each once and in this order. block_hash: of a block after the
+    vote deadline, so that nobody knows it while work can still be changed. ranking, twins: of the round. book: after
+    it. Contributors and reserve are drawn from, and twins of theirs: who is left out as a twin counts as present."""
+    stream, placed = Draw("verify", run, block_hash, round, validator), {*ranking.contributing, *ranking.reserve}
+    candidates = placed | {peer for peer, others in twins.items() if others & placed}
+    left = {peer: FASTER ** _lacks(book.peers.get(peer), rules) for peer in sorted(candidates)}
     drawn: list[PeerId] = []
-    while left and len(drawn) < count:
+    while left and len(drawn) < rules.verifications:
         point = stream.below(sum(left.values()))
         ends = zip(left, accumulate(left.values()), strict=True)
         peer = next(peer for peer, end in ends if point < end)
         del left[peer]
         drawn.append(peer)
     return drawn
+
+
+def _lacks(record: PeerRecord | None, rules: GauntletSpec) -> int:
+    if record is None or record.first_seen >= rules.opening_rounds:
+        return 0
+    return max(0, FAMILIAR - record.repeated)
 
 
 def compare(round: int, steps: int, shown: Trace, own: Trace) -> Repetition:
@@ -62,6 +73,6 @@ def _distances(shown: Values, own: Values) -> tuple[float, ...]:
     from it."""
     apart = np.linalg.norm((shown - own).astype(np.float64), axis=1)
     size = np.linalg.norm(own.astype(np.float64), axis=1)
-    far = np.where(apart > 0.0, NOTHING_ALIKE, 0.0)
+    far = np.where(apart == 0.0, 0.0, NOTHING_ALIKE)
     relative = np.divide(apart, size, out=far, where=size > 0.0)
     return tuple(round(float(value), DIGITS) for value in np.minimum(relative, NOTHING_ALIKE))

@@ -10,6 +10,9 @@ from gauntlet.repetition import MOST_ROUNDS, SPARE_STEPS
 from murmur.plan.requirements import Plan
 from murmur.training.memory import largest
 
+LONGEST = MOST_ROUNDS // 2
+"""Rounds that a repetition may take: it may wait as long for the one before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -58,11 +61,11 @@ def repeats_nobody(plan: Plan) -> Iterator[str]:
     so = "it could audit nobody, and would pay miners for being there, not for their work"
     if plan.on_gpu and not plan.micro_sequences:
         yield f"a validator has no memory to repeat a miner's steps, which takes what training takes: {so}"
-    elif found.rounds > MOST_ROUNDS:
+    elif found.rounds > LONGEST:
         yield (
             f"a validator has {found.free_seconds:.0f} s of each round from the end of its judging to the next commit "
             f"deadline, but to repeat one miner's {plan.spec.inner.steps} steps takes {found.one_seconds:.0f} s, more "
-            f"than {MOST_ROUNDS} times that: {so}. Use {_enough(plan)}; or give the run a longer round (--fit finds "
+            f"than {LONGEST} times that: {so}. Use {_enough(plan)}; or give the run a longer round (--fit finds "
             "one) or fewer inner.steps"
         )
 
@@ -79,4 +82,4 @@ def _enough(plan: Plan) -> str:
 def can_repeat(plan: Plan) -> bool:
     """Whether there is time for what the run's spec wants repeated."""
     found = verification(plan)
-    return found is None or found.rounds <= MOST_ROUNDS
+    return found is None or found.rounds <= LONGEST

@@ -115,8 +115,7 @@ class Validator:
             if unobserved is None:
                 scores.fold(outcome)
                 paid = pay.pay(round, scores.book, ranking)
-                repeated = {peer: record.repeated for peer, record in scores.book.peers.items()}
-                self.verifier.draw(round, checked, ranking, repeated)
+                self.verifier.draw(round, checked, ranking, scores.book)
             else:
                 self.verifier.give_back(repetitions)
                 outcome = replace(outcome, repetitions={})

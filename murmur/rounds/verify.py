@@ -2,7 +2,8 @@
 (docs/protocol.md section 9; gauntlet/verification.py).
 
 No deadline waits for it: what is not finished by then goes on in the next round. So all steps that a miner declares are
-repeated, and a slow validator looks at fewer miners. A kill loses what was not folded yet.
+repeated, and a slow validator looks at fewer miners. Of the rounds drawn meanwhile one is next, each as likely: nobody
+knows a round at which none will look. A kill loses what was not folded yet.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from loguru import logger
 from torch import Tensor
 
+from gauntlet.book import ScoreBook
 from gauntlet.checks import Checked
 from gauntlet.repetition import MOST_ROUNDS, SPARE_STEPS, Repetition
 from gauntlet.selection import Ranking
@@ -20,8 +22,8 @@ from murmur.node.node import Node
 from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import round_seconds
 from murmur.node.telemetry.trouble import Trouble
-from murmur.protocol.assignment import assigned
-from murmur.protocol.errors import ConfigError, StorageError
+from murmur.protocol.assignment import Draw, assigned
+from murmur.protocol.errors import ChainError, ConfigError, StorageError
 from murmur.protocol.spec import RunSpec
 from murmur.protocol.types import Digest, PeerId, hotkey
 from murmur.training.inner import Stopped
@@ -51,8 +53,15 @@ class Verifier:
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node, self.shards = node, shards
-        self._open: list[_Open] = []
+        self._drawn: list[_Open] = []
+        """In the round before."""
+        self._coin: Draw | None = None
+        """From the same block."""
+        self._waiting: list[_Open] = []
+        """Of an earlier round: what is next."""
         self._paused: _Open | None = None
+        self._busy_rounds = 0
+        """Rounds drawn since the last repetition began."""
         self._found: dict[PeerId, Repetition] = {}
         self._step_seconds = 0.0
         """How long a step of ours took."""
@@ -65,27 +74,27 @@ class Verifier:
         self.drawn, self.verified = 0, 0
         """Of how many miners steps were to be repeated in this round, and of how many they were."""
 
-    def draw(self, round: int, checked: Checked, ranking: Ranking, repeated: Mapping[PeerId, int]) -> None:
-        """Draw whose steps of the round are repeated: of contributors and reserve, in our own order. repeated: how
-        often each was so far."""
+    def draw(self, round: int, checked: Checked, ranking: Ranking, book: ScoreBook) -> None:
+        """Draw whose steps of the round are repeated, by our own order. book: after the round."""
         node, spec = self.node, self.node.run.spec_at(round)
-        self._open = []
+        self._drawn = []
         if not spec.trace.places:
             return
         # Later than the commit deadline: nobody knows the draw while work can still be changed.
         block_hash = node.ports.chain.header(node.clock.sample_block(round)).hash
         page_hash = node.ports.chain.header(node.clock.page_block(round)).hash
-        candidates = [*ranking.contributing, *ranking.reserve]
-        drawn = draw(node.run.id, block_hash, round, node.me, candidates, repeated, spec.gauntlet.verifications)
+        drawn = draw(node.run.id, block_hash, round, node.me, ranking, checked.twins, book, spec.gauntlet)
+        self._coin = Draw("next", node.run.id, block_hash, round, node.me)
         rounds = node.state.replica.outer.rounds
-        self._open = [
+        self._drawn = [
             _Open(round, rounds, peer, trace.parse(checked.passed[peer].trace, spec.trace), page_hash) for peer in drawn
         ]
 
     def work(self, round: int) -> None:
         """Go on with what was stopped, then repeat what was drawn in the round before, until `round`'s commitments have
         to be read."""
-        tasks, self._open = [*filter(None, [self._paused]), *self._open], []
+        self._choose()
+        tasks = [*filter(None, [self._paused]), *self._waiting]
         self.drawn, self.verified, self._advanced = len(tasks), 0, False
         if not tasks:
             return
@@ -97,19 +106,43 @@ class Verifier:
                 return late() or self.node.time.now() > until - SPARE_STEPS * self._step_seconds
 
             for one in tasks:
-                if self._paused not in (None, one):
+                if self._paused not in (None, one) or stopped():
                     break  # there was no time for more than the one before
+                if one is not self._paused:
+                    self._waiting, self._busy_rounds = [], 0
                 try:
                     self._verify(one, stopped, last=round - one.round >= MOST_ROUNDS)
-                except (ConfigError, StorageError, ValueError) as fault:
+                except (ChainError, ConfigError, StorageError, ValueError) as fault:
                     # Text or theta that is not here, or a device that is too small to train: a validator judges on.
                     self._give_up(one, str(fault))
+        self._keep()
         self.verified = len(self._found)
         self._in_vain = 0 if self._advanced else self._in_vain + 1
         if self._advanced:
             self.node.troubles.mended(round, About.VERIFICATION)
         elif self._in_vain >= PATIENCE_ROUNDS:
             self.node.troubles.tell(round, Trouble("verifies_nobody", self._why))
+
+    def _choose(self) -> None:
+        """Say what is next: what was drawn in the round before, or something older if that has to wait."""
+        drawn, self._drawn = self._drawn, []
+        if self._paused is None and not self._waiting:
+            self._waiting = drawn
+        elif drawn and self._coin is not None:
+            self._busy_rounds += 1
+            if self._coin.below(self._busy_rounds) == 0:
+                self._waiting = drawn
+
+    def _keep(self) -> None:
+        """Keep the theta of what has to wait."""
+        if not self._waiting:
+            return
+        try:
+            self.node.state.replica.keep_theta(self._waiting[0].rounds)
+        except ValueError as fault:
+            for one in self._waiting:
+                self._give_up(one, str(fault))
+            self._waiting = []
 
     def take(self) -> Mapping[PeerId, Repetition]:
         """Return what was found since this was called last."""
@@ -133,7 +166,9 @@ class Verifier:
         if found is None:
             return
         self._paused = None
-        self._found[one.peer] = found
+        before = self._found.get(one.peer)
+        if before is None or not before.failed:  # two of a hotkey in one wait: a failure stays
+            self._found[one.peer] = found
         logger.log(
             "WARNING" if found.failed else "DEBUG",
             "round {round}: {hotkey} declared {declared} of {steps} steps; {verdict}",
@@ -203,8 +238,10 @@ class Verifier:
         return sequences(self.shards.train, pages, spec.model.context)[: steps * spec.inner.sequences]
 
     def _give_up(self, one: _Open, why: str) -> None:
-        self._why, self._paused = why, None
-        self.node.state.replica.forget_repeated()
+        self._why = why
+        if self._paused is not None and self._paused.peer == one.peer and self._paused.round == one.round:
+            self._paused = None
+            self.node.state.replica.forget_repeated()
         told = "round {round}: the steps of {hotkey} are not verified: {why}"
         logger.info(told, round=one.round, hotkey=hotkey(one.peer), why=why)
         self.node.state.events.emit("unverified", one.round, peer=hotkey(one.peer), why=why)

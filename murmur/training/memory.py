@@ -244,8 +244,13 @@ def host_moments(
     always = {"processes": ranks * PROCESS_BYTES}
     stepping = _stepping(sizes, cpu_activations)
     module = {"parameters": model} if on_cpu else {}
-    # It repeats a miner's steps (murmur/rounds/verify.py) when it has judged, and may have to stop in their midst.
-    stopped = {"paused": model} | ({"adam_moments": sizes.optimizer} if on_cpu else {}) if spec.trace.places else {}
+    # It repeats a miner's steps (murmur/rounds/verify.py) when it has judged. It may have to stop in their midst, while
+    # another round waits.
+    stopped = (
+        {"paused": model, "kept": model} | ({"adam_moments": sizes.optimizer} if on_cpu else {})
+        if spec.trace.places
+        else {}
+    )
     held = always | module | _areas(sizes) | stopped
     checked = {"payloads": sizes.gathered * payload}
     applied = {"payloads": (sizes.gathered + sizes.contributors) * payload}

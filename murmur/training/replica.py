@@ -38,8 +38,8 @@ ERROR = "error/"
 VELOCITY = "velocity/"
 _VELOCITY = "velocity"
 """The area of the outer step's momentum."""
-PAUSED = "paused"
-"""The area of the weights at which another miner's steps were stopped."""
+PAUSED, KEPT = "paused", "kept"
+"""Areas of the weights at which another miner's steps were stopped, and of a theta from which to repeat others."""
 
 
 class Replica:
@@ -71,6 +71,7 @@ class Replica:
         """The inner steps that have moved the module's weights."""
         self.repeated = 0
         """Steps of another miner that were made, and stopped: `repeat` can go on with them."""
+        self._kept: int | None = None  # after how many rounds the theta is that the area KEPT holds
         self._displaced = False
         """Whether the theta that those steps began from was subtracted from the weights (`displace`)."""
         self._digest: Digest | None = None
@@ -161,23 +162,21 @@ class Replica:
         """Take another miner's inner steps from the theta at which a round began; return their trace, None when they
         were stopped, after `repeated` steps. The module's weights are theta again after it.
 
-        - inner: the constants in force in that round. first_step: on the run's schedule.
-        - rounds: the non-void rounds before that round: all so far, or one less.
+        - inner: the constants of that round. first_step: on the run's schedule.
+        - rounds: the non-void rounds before that round: all so far, one less, or those of `keep_theta`.
         - done: go on from where that many were stopped, whatever was computed since.
         - split: whether half as many sequences are computed at once, which rounds otherwise.
 
         Raises ValueError if that theta, or what was done, is gone.
         """
-        known = (self.outer.rounds, None if self._before is None else self._before[0].rounds)
-        if (done != self.repeated) if done else (rounds not in known):
-            gone = f"repeated step {done}" if done else f"theta after {rounds} rounds"
-            raise ValueError(f"{gone} is not here any more")
+        if done and done != self.repeated:
+            raise ValueError(f"repeated step {done} is not here any more")
+        began = PAUSED if done else self._theta_after(rounds)
         self.reset()
         self._tokens(sequences)
         self._at_theta, self.repeated = False, 0
         try:
-            began = self._theta if rounds == self.outer.rounds else self._spare
-            self._trainer.load(area=PAUSED if done else began)
+            self._trainer.load(area=began)
             self._trainer.on_step, self._trainer.stopped = on_step, stopped
             report = self._trainer.inner_round(
                 inner=inner.model_dump(),
@@ -199,6 +198,22 @@ class Replica:
                 if not self.repeated:
                     self._trainer.forget_steps()
                 self.reset()
+
+    def keep_theta(self, rounds: int) -> None:
+        """Keep that theta for `repeat`, whatever outer steps follow. Raises ValueError if it is gone."""
+        if rounds != self._kept:
+            copy(self._trainer.tensors(KEPT), self._trainer.tensors(self._theta_after(rounds)))
+            self._kept = rounds
+
+    def _theta_after(self, rounds: int) -> str:
+        """Return the area of that theta."""
+        if rounds == self.outer.rounds:
+            return self._theta
+        if self._before is not None and rounds == self._before[0].rounds:
+            return self._spare
+        if rounds == self._kept:
+            return KEPT
+        raise ValueError(f"theta after {rounds} rounds is not here any more")
 
     def forget_repeated(self) -> None:
         """Give up the steps of another miner that were stopped."""
@@ -325,11 +340,7 @@ class Replica:
 
     def loss(self, sequences: Tensor) -> float:
         """Return the mean cross entropy of the module's current weights on int64 [num, context + 1] sequences, nats per
-        token.
-
-        No gradients. A sequence's loss does not depend on the others in its batch; the mean is in float64, in order.
-        NaN without sequences.
-        """
+        token; NaN without sequences. A sequence's loss does not depend on the others; the mean is in float64."""
         losses = self.losses(sequences)
         return sum(losses) / len(losses) if losses else float("nan")
 
@@ -342,11 +353,8 @@ class Replica:
 
     @contextmanager
     def probe(self, update: Update, scales: Scales, step: float) -> Iterator[None]:
-        """Set the module's weights to theta - step * s * Delta_hat inside the block: one peer's bounded update.
-
-        After it the weights are theta again, bit for bit, from kept values (adding back what was subtracted would
-        round). The cost is that of the update's values, never a copy of the model.
-        """
+        """Set the module's weights to theta - step * s * Delta_hat inside the block: one peer's bounded update. After
+        it they are theta again, bit for bit, from kept values: adding back would round."""
         self.reset()
         records = self._trainer.area(RECORDS, self.layout.records_bytes)
         records.tensor((self.layout.records_bytes,), torch.uint8).copy_(tensor_over(update.records))

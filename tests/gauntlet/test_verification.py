@@ -2,13 +2,15 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gauntlet.book import PeerRecord, ScoreBook
+from gauntlet.remembered import NO_TWINS, Twins
 from gauntlet.repetition import (
     LARGEST_GRADIENT,
     LARGEST_MOVE,
@@ -18,7 +20,9 @@ from gauntlet.repetition import (
     Repetition,
     work_after,
 )
+from gauntlet.selection import Ranking
 from gauntlet.verification import compare, draw
+from murmur.protocol.spec import GauntletSpec
 from murmur.protocol.types import Digest, PeerId
 from sparseloco.trace import Trace
 
@@ -34,8 +38,18 @@ def found(moves: list[float], gradients: list[float] | None = None, steps: int =
 # --- the draw ------------------------------------------------------------------------------------------------------
 
 
-def drawn(round: int, repeated: dict[PeerId, int] | None = None, count: int = 1) -> list[PeerId]:
-    return draw(RUN, BLOCK, round, ME, PEERS, repeated or dict.fromkeys(PEERS, 4), count)
+def drawn(
+    round: int,
+    repeated: dict[PeerId, int] | None = None,
+    count: int = 1,
+    first_seen: int = 0,
+    peers: Sequence[PeerId] = PEERS,
+    twins: Twins = NO_TWINS,
+    validator: PeerId = ME,
+) -> list[PeerId]:
+    book = ScoreBook(round, {p: PeerRecord(first_seen, repeated=n) for p, n in (repeated or {}).items()})
+    ranking = Ranking(tuple(peers), tuple(peers[:4]), tuple(peers[4:]), {})
+    return draw(RUN, BLOCK, round, validator, ranking, twins, book, GauntletSpec(verifications=count))
 
 
 def test_each_is_drawn_as_often() -> None:
@@ -44,23 +58,40 @@ def test_each_is_drawn_as_often() -> None:
 
 
 @pytest.mark.parametrize(("times", "weight"), [(1, 64), (2, 16), (3, 4), (4, 1), (100, 1)])
-def test_who_was_seldom_repeated_is_four_times_as_likely_for_each_that_lacks(times: int, weight: int) -> None:
+def test_who_was_seldom_repeated_since_the_opening_is_four_times_as_likely_for_each_that_lacks(
+    times: int, weight: int
+) -> None:
     repeated = dict.fromkeys(PEERS, 4) | {PEERS[0]: times}
     found = Counter(peer for round in range(4000) for peer in drawn(round, repeated))
     assert found[PEERS[0]] == pytest.approx(4000 * weight / (7 + weight), rel=0.1)
 
 
+def test_who_comes_later_is_drawn_no_sooner_than_others() -> None:
+    """Else who worked as a newcomer alone would be paid for long before it is drawn again."""
+    repeated = dict.fromkeys(PEERS, 0) | {PEERS[0]: 4}
+    opening = GauntletSpec().opening_rounds
+    found = Counter(peer for round in range(4000) for peer in drawn(round, repeated, first_seen=opening))
+    assert found[PEERS[0]] == pytest.approx(500, rel=0.2)
+    assert Counter(drawn(round, repeated, first_seen=opening - 1)[0] for round in range(400))[PEERS[0]] < 10
+
+
+def test_a_twin_of_who_has_a_place_is_drawn_from_too_and_no_other_peer() -> None:
+    """It counts as present, and is not in the order."""
+    twin, other = PeerId(bytes([50]) * 32), PeerId(bytes([51]) * 32)
+    twins = {twin: frozenset([PEERS[0]]), PEERS[0]: frozenset([twin]), other: frozenset([ME]), ME: frozenset([other])}
+    assert {peer for round in range(400) for peer in drawn(round, twins=twins)} == {*PEERS, twin}
+
+
 def test_several_are_different_ones_and_never_more_than_there_are() -> None:
     assert len(set(drawn(1, count=3))) == 3
     assert set(drawn(1, count=20)) == set(PEERS)
-    assert draw(RUN, BLOCK, 1, ME, [], {}, 2) == []
+    assert drawn(1, count=2, peers=[]) == []
 
 
 def test_it_follows_from_the_block_the_round_and_the_validator_alone() -> None:
     first = [drawn(round) for round in range(20)]
-    assert [draw(RUN, BLOCK, r, ME, PEERS[::-1], dict.fromkeys(PEERS, 4), 1) for r in range(20)] == first
-    other = PeerId(bytes([98]) * 32)
-    assert [draw(RUN, BLOCK, r, other, PEERS, dict.fromkeys(PEERS, 4), 1) for r in range(20)] != first
+    assert [drawn(round, peers=PEERS[::-1]) for round in range(20)] == first
+    assert [drawn(round, validator=PeerId(bytes([98]) * 32)) for round in range(20)] != first
 
 
 # --- what is as shown ----------------------------------------------------------------------------------------------
@@ -84,6 +115,8 @@ def test_fewer_steps_are_compared_as_far_as_they_are_declared_and_nothing_with_n
     assert compare(3, 4, own, own) == found([0.0, 0.0], declared=2)
     still = Trace(np.zeros((1, 5), np.float32), np.zeros((1, 5), np.float32))
     assert compare(3, 4, still, still).moves == (0.0,)
+    broken = Trace(still.gradients, np.full_like(still.moves, np.nan))
+    assert compare(3, 4, still, broken).moves == (NOTHING_ALIKE,), "whatever ours has come to, it passes nothing"
     moved = Trace(still.gradients, still.moves + 1)
     assert compare(3, 4, moved, still).moves == (NOTHING_ALIKE,)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gauntlet.repetition import MOST_ROUNDS, SPARE_STEPS
+from gauntlet.repetition import SPARE_STEPS
 from murmur.cli.main import main
 from murmur.plan import presets
 from murmur.plan.clock_fit import fit
@@ -15,7 +15,7 @@ from murmur.plan.network import as_json, refusals
 from murmur.plan.phases import Setting, round_phases
 from murmur.plan.rates import Rate, Rates
 from murmur.plan.requirements import Plan, link
-from murmur.plan.verification import verification
+from murmur.plan.verification import LONGEST, verification
 from murmur.protocol.spec import RunSpec
 from murmur.training.memory import COMPUTING, host_moments
 from murmur.training.sizes import Sizes
@@ -55,8 +55,8 @@ def test_an_audit_of_covenant_fits_the_memory_of_eight_gpus_of_192_gb(covenant: 
     assert covenant.micro_sequences == 16
     model = covenant.sizes.model
     held = host_moments(covenant.spec, "validator", ranks=8)
-    # theta of this round and of the one before, and the weights of steps that were stopped.
-    assert sum(held[COMPUTING].values()) - held[COMPUTING]["processes"] == 3 * model
+    # theta of this round and of the one before, the weights of steps that were stopped, and theta of what waits.
+    assert sum(held[COMPUTING].values()) - held[COMPUTING]["processes"] == 4 * model
     assert covenant.host_bytes_peak("validator") == covenant.host("validator")["outer step"]
 
 
@@ -112,7 +112,7 @@ def test_who_repeats_a_round_in_eight_is_not_refused_and_who_lacks_a_moment_for_
     fast, slow = 1.3e14, 1.25e14
     fits, lacks = (replace(plan, rates=replace(plan.rates, compute=Rate(flops))) for flops in (fast, slow))
     assert [refusals(one, ["validator"]) != [] for one in (fits, lacks)] == [False, True]
-    assert MOST_ROUNDS - 1 < verification(fits).rounds <= MOST_ROUNDS < verification(lacks).rounds < MOST_ROUNDS + 1
+    assert LONGEST - 1 < verification(fits).rounds <= LONGEST < verification(lacks).rounds < LONGEST + 1
     on_cpu = replace(lacks, on_gpu=False)
     assert "Use a faster machine; or give the run" in refusals(on_cpu, ["validator"])[0]
 
@@ -131,7 +131,7 @@ def test_on_a_cpu_it_holds_what_training_takes_once_beside_its_two_areas() -> No
     spec = traced("150m")
     held = host_moments(spec, "validator", cpu_activations=1000)[COMPUTING]
     sizes = Sizes(spec)
-    expected = dict.fromkeys(("theta", "spare", "paused", "parameters", "gradients"), sizes.model)
+    expected = dict.fromkeys(("theta", "spare", "paused", "kept", "parameters", "gradients"), sizes.model)
     assert held == expected | {"adam_moments": sizes.optimizer, "activations": 1000, "processes": held["processes"]}
     assert COMPUTING not in host_moments(untraced(spec), "validator", cpu_activations=1000)
 

@@ -1,19 +1,19 @@
 """Verified work in a network: validators repeat miners' steps, and pay for what they find."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gauntlet.book import PeerRecord
+from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.checks import Checked
 from gauntlet.finding import Topic, Verdict
 from gauntlet.selection import Ranking
 from murmur.lab.localnet.faults import Thin
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import PeerId, hotkey
+from murmur.protocol.types import hotkey
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
 from murmur.rounds.verify import Verifier
@@ -193,9 +193,9 @@ def test_a_validator_that_is_killed_loses_its_open_repetitions_and_no_more(netwo
 class Fond(Verifier):
     """Repeats its friend's steps in place of those that are drawn."""
 
-    def draw(self, round: int, checked: Checked, ranking: Ranking, repeated: Mapping[PeerId, int]) -> None:
+    def draw(self, round: int, checked: Checked, ranking: Ranking, book: ScoreBook) -> None:
         friend = max(checked.passed)
-        super().draw(round, checked, replace(ranking, contributing=(friend,), reserve=()), repeated)
+        super().draw(round, checked, replace(ranking, contributing=(friend,), reserve=()), book)
 
 
 def test_an_audit_names_the_steps_that_were_not_drawn_and_nothing_of_an_honest_validator(

@@ -108,6 +108,7 @@ def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     replica.outer_step([update], alpha=1.0, aggregate="mean")
     del theta, moved
     repeat(replica, spec, 0)
+    replica.keep_theta(0)
     peaks.note("before")
     checked = copies(update, spec.gauntlet.contributors + spec.gauntlet.reserve)
     peaks.note("check")

@@ -135,10 +135,17 @@ class Ours:
         return weights(self.book, ranking, round.uids, OWNER, round.spec.gauntlet)
 
     def verify(self, round: Round, checked: Checked, ranking: Ranking) -> None:
-        spec, repeated = round.spec, {peer: record.repeated for peer, record in self.book.peers.items()}
-        candidates = [*ranking.contributing, *ranking.reserve]
-        count = spec.gauntlet.verifications
-        drawn = draw(round.run, round.sample_hash, round.number, round.validator, candidates, repeated, count)
+        spec = round.spec
+        drawn = draw(
+            round.run,
+            round.sample_hash,
+            round.number,
+            round.validator,
+            ranking,
+            checked.twins,
+            self.book,
+            spec.gauntlet,
+        )
         shown = {peer: trace.parse(checked.passed[peer].trace, spec.trace) for peer in drawn}
         self.found = {
             peer: compare(round.number, spec.inner.steps, shown[peer], own)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gauntlet.agreement import Tip, mirrors, outcome, refs_named
-from gauntlet.audit import audit
+from gauntlet.audit import STATED_ROUNDS, audit
 from gauntlet.checks import CheckFunctions
 from gauntlet.commitment import commitment
 from gauntlet.facts import ChainWeights, Facts, State, ValidatorFacts
@@ -306,7 +306,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         archive.sketches(judge.compared()),
         *_paid(facts, archive.ports, validator, report),
         _report(archive, validator, facts.round - 1),
-        _drawn(facts, archive, validator, report),
+        *_repeated(facts, archive, validator, report),
     )
     return Audited(validator, report, tuple(audit(facts, claim)))
 
@@ -325,22 +325,27 @@ def _weights_without_report(facts: Facts, ports: Ports, validator: PeerId) -> It
         yield Finding(Topic.WEIGHTS, Verdict.UNCHECKED, text)
 
 
-def _drawn(facts: Facts, archive: Archive, validator: PeerId, report: Report) -> dict[int, list[PeerId]]:
-    """Return whose steps the validator has drawn in each round of which its report states repeated steps."""
+def _repeated(
+    facts: Facts, archive: Archive, validator: PeerId, report: Report
+) -> tuple[dict[int, list[PeerId]], set[tuple[PeerId, int]]]:
+    """Return whose steps the validator has drawn in each round of which its report states repeated steps, and the
+    hotkeys and rounds whose repeated steps its reports since have stated."""
     rounds = {row.repetition.round for row in report.rows.values() if row.repetition is not None}
-    if len(rounds) > facts.spec.gauntlet.verifications + 1:
-        return {}  # more than can be: a report that wants us to fetch for ever
-    clock, found = facts.run.clock, {}
-    for round in sorted(round for round in rounds if round < facts.round):
+    rounds = {round for round in rounds if facts.round - STATED_ROUNDS <= round < facts.round}
+    clock, drawn, stated = facts.run.clock, {}, set[tuple[PeerId, int]]()
+    for round in range(min(rounds, default=facts.round), facts.round):
         then = _report(archive, validator, round)
         if then is None:
+            continue
+        stated |= {(peer, row.repetition.round) for peer, row in then.rows.items() if row.repetition is not None}
+        if round not in rounds:
             continue
         try:
             hashes = [archive.ports.chain.header(at(round)).hash for at in (clock.commit_deadline, clock.sample_block)]
         except ChainError:
             continue
-        found[round] = drawn_after(facts.run, validator, then, *hashes)
-    return found
+        drawn[round] = drawn_after(facts.run, validator, then, *hashes)
+    return drawn, stated
 
 
 def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:

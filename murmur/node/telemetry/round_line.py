@@ -39,7 +39,7 @@ def _judged(event: Event) -> Iterator[str]:
         yield f"not observed ({event['unobserved']}): nobody was rated or paid for it"
     rejected = ", ".join(f"{reason} {count}" for reason, count in event["rejected"].items())
     yield f"judged {event['active']}, {event['evaluated']} evaluated" + (f", rejected {rejected}" if rejected else "")
-    if event["drawn"]:
+    if event.get("drawn"):
         yield f"steps of {event['verified']} of {event['drawn']} drawn miners repeated"
     yield f"{event['selected']} selected" if event["selected"] else "void: nothing was agreed"
     if event["loss"] is not None:
