@@ -1,7 +1,8 @@
 """Verified work in a network: validators repeat miners' steps, and pay for what they find."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.checks import Checked
 from gauntlet.finding import Topic, Verdict
+from gauntlet.repetition import Repetition
 from gauntlet.selection import Ranking
 from murmur.lab.localnet.faults import Thin
 from murmur.protocol.errors import ConfigError
-from murmur.protocol.types import hotkey
+from murmur.protocol.types import PeerId, hotkey
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
 from murmur.rounds.verify import Verifier
@@ -215,3 +217,66 @@ def test_an_audit_names_the_steps_that_were_not_drawn_and_nothing_of_an_honest_v
     friend = max(network[f"miner-{number}"].peer for number in (1, 2, 3))
     rounds = [audits(network, round, tmp_path, "fond")["fond"].findings for round in range(2, 6)]
     assert (Topic.WORK, friend) in {one for findings in rounds for one in of(Verdict.DIFFERS, findings)}
+
+
+class Slanderer(Verifier):
+    """States what it once found of the first miner in each report, and that a round had one step for the last one."""
+
+    once: Repetition | None = None
+
+    def take(self) -> Mapping[PeerId, Repetition]:
+        found = dict(super().take())
+        first, *_, last = sorted(found) if len(found) > 1 else (None, None)
+        if first is None or last is None:
+            return found
+        self.once = self.once or found[first]
+        return {
+            **found,
+            first: self.once,
+            last: replace(found[last], steps=1, declared=1, moves=(0.0,), gradients=(0.0,)),
+        }
+
+
+def test_an_audit_names_what_is_stated_twice_and_a_round_of_other_steps(networks: Networks, tmp_path: Path) -> None:
+    class Slandering(Validator):
+        verifying = Slanderer
+
+    network = networks(miners=2, validators={"one": 100, "liar": 99}, **TRACED)
+    network.start("one", "miner-1", "miner-2")
+    network.start("liar", role=Slandering)
+    whole_rounds(network, 6)
+    said = [f.text for round in range(2, 6) for f in audits(network, round, tmp_path, "liar")["liar"].findings]
+    assert any("are stated a second time" in text for text in said)
+    assert any("1 steps stated for round" in text and "which had 2" in text for text in said)
+
+
+def test_an_honest_validator_is_not_accused_after_an_amendment(networks: Networks, tmp_path: Path) -> None:
+    network = networks(miners=3, validators={"one": 100}, trace_values=128, verifications=3)
+    network.start()
+    network.run_until(2)
+    network.amend(from_round=6, changes={"gauntlet": {"verifications": 1}})
+    whole_rounds(network, 9)
+    found = [f for round in range(3, 9) for f in audits(network, round, tmp_path, "one")["one"].findings]
+    assert of(Verdict.DIFFERS, found) == []
+    assert len(verified(network, "one", "miner-1")) >= 4
+
+
+def test_of_the_rounds_that_a_slow_validator_draws_meanwhile_each_may_be_next(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else everybody who sees when it ends knows at which rounds nobody will look."""
+    work = Verifier.work
+
+    def busy(self: Verifier, round: int) -> None:
+        self._step_seconds = 0.0 if round % 2 else 1e9  # no time in every second round
+        work(self, round)
+
+    monkeypatch.setattr(Verifier, "work", busy)
+    stop_after_each_step(monkeypatch)
+    network = networks(miners=3, validators={"one": 100}, trace_values=128, verifications=1)
+    network.start()
+    network.run_until(40)
+    found = [event["round"] for event in network["one"].events("verified")]
+    assert len(found) >= 8
+    assert len({later - round for round, later in pairwise(found)}) > 2, "no rhythm that shows"
+    assert all(event["passed"] for event in network["one"].events("verified"))

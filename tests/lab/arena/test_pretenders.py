@@ -2,15 +2,16 @@
 and that the arena notices rules that are broken."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from functools import cache
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from gauntlet.repetition import LARGEST_GRADIENT, TYPICAL_GRADIENT, Repetition
+from gauntlet.selection import Ranking
 from murmur.lab.arena import policies
 from murmur.lab.arena.attack import Attack, Expected, Working
 from murmur.lab.arena.attacks import ATTACKS
@@ -143,8 +144,8 @@ def is_drawn(peer: PeerId, round: int) -> bool:
 def test_a_draw_that_is_known_before_the_commitment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(Foresight, rounds=24).meets
 
-    def known(run, block_hash, round, validator, candidates: Sequence[PeerId], repeated, count) -> list[PeerId]:
-        return [peer for peer in sorted(candidates) if is_drawn(peer, round)]
+    def known(run: Any, block_hash: Any, round: int, validator: Any, ranking: Ranking, *_: Any) -> list[PeerId]:
+        return [peer for peer in sorted([*ranking.contributing, *ranking.reserve]) if is_drawn(peer, round)]
 
     monkeypatch.setattr(policies, "draw", known)
     assert not result(Foresight, rounds=24).meets
