@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
+from threading import Lock
 from typing import Annotated, Any
 
 import msgspec
@@ -300,8 +301,17 @@ def parse_as(data: bytes, shape: type[Shape]) -> dict[str, Any]:
     return body
 
 
-@cache
+_building = Lock()
+"""msgspec crashes the process where two threads build decoders of the same types at once."""
+
+
 def _decoder(shape: type[Shape]) -> msgspec.json.Decoder[Any]:
+    with _building:
+        return _built(shape)
+
+
+@cache
+def _built(shape: type[Shape]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(shape)
 
 
