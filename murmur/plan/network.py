@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from murmur.plan.machine import figures_table, machine, measured_or_given, phase_table, too_small
@@ -49,7 +50,11 @@ def _late(missed: Missed) -> str:
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan for a program, in bytes and seconds."""
     found = verification(plan)
-    of = {} if found is None else asdict(found) | {"rounds": found.rounds, "repeats": found.repeats}
+    of = (
+        {}
+        if found is None
+        else asdict(found) | {"rounds": found.rounds if isfinite(found.rounds) else None, "repeats": found.repeats}
+    )
     repeated = {"verification": of} if of else {}
     return {
         **figures_table(plan, refusals(plan)),

@@ -219,8 +219,8 @@ class Verifier:
         """Return what another execution shows; None if there is no time for it, or theta is gone."""
         try:
             again = None if stopped() else self._repeat(replace(one, done=0), spec, stopped, split=True)
-        except ValueError:
-            return None
+        except (ChainError, ConfigError, StorageError, ValueError):
+            return None  # what the first look found stands, unconfirmed
         if again is None:
             self.node.state.replica.forget_repeated()
         return again

@@ -327,7 +327,7 @@ class Replica:
             raise RuntimeError("there is no outer step to take back: what theta was before it is overwritten")
         self.displace()
         self._theta, self._spare = self._spare, self._theta
-        (self.outer, digest), self._before = self._before, None
+        (self.outer, digest), self._before, self._kept = self._before, None, None
         self._moved()
         self._digest = digest
 
@@ -392,7 +392,7 @@ class Replica:
                 tensor.copy_(saved.tensors[VELOCITY + name])
             else:
                 tensor.zero_()
-        self._before, self._displaced = None, False
+        self._before, self._kept, self._displaced = None, None, False
         self._moved()
 
     def velocity_shapes(self) -> Shapes:

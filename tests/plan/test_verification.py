@@ -184,3 +184,12 @@ def test_people_and_programs_are_told_the_same(tmp_path: Path, capsys: pytest.Ca
     status, found = told(spec, tmp_path, capsys, *machine, "100", "--json")
     assert status == 1
     assert "it could audit nobody" in json.loads(found)["refused"][-1]
+
+
+def test_a_validator_without_any_free_time_is_told_so_in_json_that_others_can_read() -> None:
+    slow = Plan(traced("1b"), 1, 80 * GB, Rates(compute=Rate(1e13)))
+    found = verification(slow)
+    assert found is not None
+    assert (found.free_seconds, found.repeats) == (0.0, 0.0)
+    assert json.loads(json.dumps(as_json(slow)["verification"], allow_nan=False))["rounds"] is None
+    assert "it could audit nobody" in refusals(slow, ["validator"])[-1]

@@ -14,7 +14,7 @@ from gauntlet.finding import Topic, Verdict
 from gauntlet.repetition import Repetition
 from gauntlet.selection import Ranking
 from murmur.lab.localnet.faults import Thin
-from murmur.protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.types import PeerId, hotkey
 from murmur.rounds.miner import Miner
 from murmur.rounds.validator import Validator
@@ -280,3 +280,24 @@ def test_of_the_rounds_that_a_slow_validator_draws_meanwhile_each_may_be_next(
     assert len(found) >= 8
     assert len({later - round for round, later in pairwise(found)}) > 2, "no rhythm that shows"
     assert all(event["passed"] for event in network["one"].events("verified"))
+
+
+def test_a_failure_stands_unconfirmed_if_the_text_for_a_second_look_cannot_be_had(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat = Verifier._repeat
+
+    def once(self: Verifier, *given: Any, split: bool = False) -> Any:
+        if split:
+            raise StorageError("the text is gone")
+        return repeat(self, *given, split=split)
+
+    monkeypatch.setattr(Verifier, "_repeat", once)
+    network = networks(miners=3, validators={"one": 100}, **TRACED)
+    network.start("one", "miner-1", "miner-2")
+    network.start("miner-3", role=Thin)
+    network.run_until(8)
+    found = verified(network, "one", "miner-3")
+    assert found
+    assert not any(one["passed"] or one["confirmed"] for one in found)
+    assert record(network, "one", "miner-3").unproven > 0

@@ -1,6 +1,7 @@
 """Another miner's steps, repeated in parts: whatever is computed between two parts, they come to the same trace."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,3 +98,20 @@ def test_what_is_not_here_any_more_is_said(judge: Replica, spec: RunSpec, text: 
     with pytest.raises(ValueError, match="theta after 0 rounds is not here"):
         repeat(judge, spec, text, lambda: False)
     assert repeat(judge, spec, text, lambda: False, rounds=1) is not None, "of the round before it is"
+
+
+def test_a_theta_that_is_kept_outlasts_outer_steps_but_not_another_state(
+    judge: Replica, spec: RunSpec, text: Tensor, update: Update
+) -> None:
+    whole, first = repeat(judge, spec, text, lambda: False), judge.consensus_state()
+    first = replace(first, tensors={name: tensor.clone() for name, tensor in first.tensors.items()})
+    judge.keep_theta(0)
+    for _ in range(3):
+        judge.outer_step([update], alpha=1.0, aggregate="mean")
+    again = repeat(judge, spec, text, lambda: False)
+    assert whole is not None
+    assert again is not None
+    assert np.array_equal(again.moves, whole.moves)
+    judge.load_consensus(replace(first, facts={**first.facts, "rounds": 3}))
+    with pytest.raises(ValueError, match="theta after 0 rounds is not here"):
+        repeat(judge, spec, text, lambda: False)
