@@ -81,6 +81,15 @@ class RangedBucket(Bucket, Protocol):
         ...
 
 
+class SharedBucket(RangedBucket, Protocol):
+    """A RangedBucket that many write and read."""
+
+    def versions(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> dict[str, str]:
+        """Return the keys that begin with `prefix`, in order, at most `max_keys`, each with the ETag of its object. An
+        ETag that has not changed is of the same bytes; an empty one says nothing."""
+        ...
+
+
 def open_bucket(endpoint: str, bucket: str, access_key: str, secret_key: str, *, local: bool) -> "S3Bucket":
     """Open a bucket that the operator configured, with its own credential; its address may be private.
 
@@ -193,21 +202,29 @@ class S3Bucket:
         return facts
 
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
-        """See Bucket. Keys that do not begin with `prefix` are dropped, whatever the server sends."""
-        keys: set[str] = set()
+        """See Bucket."""
+        return tuple(self.versions(prefix, max_keys=max_keys, timeout_seconds=timeout_seconds))
+
+    def versions(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> dict[str, str]:
+        """See SharedBucket. Keys that do not begin with `prefix` are dropped, whatever the server sends."""
+        found: dict[str, str] = {}
         options: dict[str, Any] = {}
         with asking("list", timeout_seconds):
-            while len(keys) < max_keys:
+            while len(found) < max_keys:
                 page = self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=prefix, MaxKeys=min(_PAGE_KEYS, max_keys - len(keys)), **options
+                    Bucket=self._bucket, Prefix=prefix, MaxKeys=min(_PAGE_KEYS, max_keys - len(found)), **options
                 )
-                before = len(keys)
-                keys.update(item["Key"] for item in page.get("Contents", ()) if item["Key"].startswith(prefix))
+                before = len(found)
+                found |= {
+                    item["Key"]: item.get("ETag", "")
+                    for item in page.get("Contents", ())
+                    if item["Key"].startswith(prefix)
+                }
                 # A page without new keys ends the listing: a server could send such pages for ever.
-                if not page["IsTruncated"] or len(keys) == before:
+                if not page["IsTruncated"] or len(found) == before:
                     break
                 options = {"ContinuationToken": page["NextContinuationToken"]}
-        return tuple(sorted(keys)[:max_keys])
+        return dict(sorted(found.items())[:max_keys])
 
     def delete(self, key: str, *, timeout_seconds: float) -> None:
         """See Bucket."""

@@ -6,9 +6,13 @@ A round's files are in one place under their digests, so a state that two member
 
 from collections.abc import Collection, Mapping
 
-from murmur.cluster.decisions import CHECKPOINT_ROUNDS_KEPT, SLOWEST_BYTES, turns
-from murmur.cluster.ledger import CALL_SECONDS
-from murmur.cluster.membership import Membership
+from murmur.cluster.decide import CHECKPOINT_ROUNDS_KEPT, turns
+from murmur.cluster.deletion import delete_states
+from murmur.cluster.documents import CALL_SECONDS
+from murmur.cluster.ledger import Ledger
+from murmur.cluster.pace import SLOWEST_BYTES
+from murmur.cluster.view import ClusterView
+from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Snapshot
 from murmur.node.sync.checkpoints import Checkpoint, Shown
 from murmur.protocol import keys
@@ -23,10 +27,11 @@ class MemberShelf:
 
     kept = CHECKPOINT_ROUNDS_KEPT  # its turn may come twice in a row
 
-    def __init__(self, member: Membership) -> None:
-        self._member = member
-        ledger = self._ledger = member.ledger
-        self.state, self.run, self.time = member.state, ledger.run, ledger.time
+    def __init__(self, state: NodeState, ledger: Ledger, view: ClusterView) -> None:
+        self._ledger, self._view = ledger, view
+        self.state, self.run, self.time = state, ledger.run, ledger.time
+        self.ended_at: float | None = None
+        """When we had applied the run's last record."""
         self.bucket: RangedBucket = ledger.bucket
         self.document_key = keys.members_checkpoints(ledger.run) + ledger.me.hex()
         self.signer, self.verify = ledger.group.signer(ledger.me), ledger.group.verify
@@ -42,13 +47,13 @@ class MemberShelf:
     def is_due(self, snapshot: Snapshot) -> bool:
         if snapshot.link == self._settled:
             return False
-        member, living, me = self._member, self._member.maintenance.living, self._member.me
+        living, me = self._view.value.presence.running(), self._ledger.me
         place = turns(snapshot.link, "checkpoint", {*living, me}).index(me)
-        if member.ended_at is None:
+        if self.ended_at is None:
             # A snapshot is complete in the round after its own at the earliest; then the first member begins.
             late = not place or self.state.saved.round > snapshot.round + place
         else:
-            late = self.time.now() >= member.ended_at + place * member.spec.cluster.silent_seconds
+            late = self.time.now() >= self.ended_at + place * self._view.rules.silent_seconds
         if not late:
             return False
         shown = self._ledger.shown()
@@ -58,7 +63,7 @@ class MemberShelf:
             self._settled = snapshot.link
             return False
         # Every state has a manifest of its own, so a member that publishes this state names its manifest as loose.
-        return not any(snapshot.state in shown[other].loose for other in shown.keys() & living - {me})
+        return not any(snapshot.state in shown[other].loose for other in sorted(shown.keys() & living - {me}))
 
     def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
         return ()  # files go with their round, whoever sent them
@@ -66,14 +71,14 @@ class MemberShelf:
     def clear(self, published: Shown) -> None:
         """Delete the files of rounds before the newest two checkpoints, and documents of silent members that show older
         ones only. Where the store hides a document, more stays, never less."""
-        member, ledger = self._member, self._ledger
-        shown = {**ledger.shown(), member.me: published}  # what the store says of us may be old or damaged
+        ledger = self._ledger
+        shown = {**ledger.shown(), ledger.me: published}  # what the store says of us may be old or damaged
         newest = newest_shown(shown, self._reached)
         rounds = {checkpoint.round for _, checkpoint in newest}
         if len(rounds) < CHECKPOINT_ROUNDS_KEPT:
             return
-        ledger.forget_states(min(rounds))
-        for other in shown.keys() - {*member.maintenance.living, member.me}:
+        delete_states(ledger, min(rounds))
+        for other in sorted(shown.keys() - {*self._view.value.presence.running(), ledger.me}):
             if shown[other].newest < min(rounds):
                 self.bucket.delete(keys.members_checkpoints(self.run) + other.hex(), timeout_seconds=CALL_SECONDS)
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
+from murmur.cluster.documents import CALL_SECONDS
+from murmur.cluster.ledger import Ledger
+from murmur.protocol import keys
 from murmur.protocol.errors import StorageError
 from storage.s3 import RangedBucket
 
@@ -11,7 +15,22 @@ _LISTED = 256
 _CALLS = 16
 
 
-def delete_before(
+def delete_payloads(ledger: Ledger, before: int) -> None:
+    """Delete all payloads and claims of rounds before this one, and abort those rounds' unfinished uploads: no member
+    needs them any more. Raises StorageError."""
+    _delete_before(ledger.bucket, keys.all_claims(ledger.run), before, None, timeout_seconds=CALL_SECONDS)
+    uploads = partial(keys.payload, ledger.run)
+    _delete_before(ledger.bucket, keys.payloads(ledger.run), before, uploads, timeout_seconds=CALL_SECONDS)
+
+
+def delete_states(ledger: Ledger, before: int) -> None:
+    """Delete the files of the checkpoints of rounds before this one, whoever sent them, and abort their unfinished
+    uploads. Raises StorageError."""
+    uploads = partial(keys.states, ledger.run)
+    _delete_before(ledger.bucket, keys.all_states(ledger.run), before, uploads, timeout_seconds=CALL_SECONDS)
+
+
+def _delete_before(
     bucket: RangedBucket, prefix: str, round: int, uploads: Callable[[int], str] | None, *, timeout_seconds: float
 ) -> None:
     """Delete the objects under the prefix whose keys go on with a round before this one: at most 4,096, since there may

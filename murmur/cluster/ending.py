@@ -6,27 +6,33 @@ from pathlib import Path
 from loguru import logger
 
 from murmur import files
-from murmur.cluster.membership import Membership
+from murmur.cluster.ledger import Ledger
 from murmur.cluster.rejoin import is_shown, theta_of_most
+from murmur.cluster.state import StoreAway
+from murmur.cluster.store_outage import StoreOutage
+from murmur.cluster.view import ClusterView
+from murmur.node.state.node_state import NodeState
 from murmur.protocol.cluster import Drain
 from murmur.protocol.errors import StorageError
 from murmur.rounds.checkpoints import Checkpoints
 
 
-def finish(member: Membership, checkpoints: Checkpoints) -> None:
-    """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it."""
-    state, rules = member.state, member.spec.cluster
-    member.ended_at = member.time.now()
+def finish(
+    state: NodeState, ledger: Ledger, view: ClusterView, checkpoints: Checkpoints, outage: StoreOutage, ended_at: float
+) -> None:
+    """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it. ended_at:
+    when we had applied that record."""
+    rules, time = view.rules, ledger.time
     state.snapshots.finish()
     state.snapshots.begin(state.saved.round, state.saved.link, state.replica.consensus_state())
     state.snapshots.finish()
-    turns = len(member.presence.can_claim()) + 1
-    until = member.ended_at + turns * rules.silent_seconds + 2 * checkpoints.shelf.state_seconds()
-    while not (up := _last_is_up(member, checkpoints)) and member.time.now() < until:
-        member.time.sleep(rules.beat_seconds)
+    turns = len(view.value.presence.running()) + 1
+    until = ended_at + turns * rules.silent_seconds + 2 * checkpoints.shelf.state_seconds()
+    while not (up := _last_is_up(state, ledger, view, checkpoints, outage)) and time.now() < until:
+        time.sleep(rules.beat_seconds)
     checkpoints.settle(rules.silent_seconds)  # it may be deleting what is not needed any more
     with suppress(StorageError):
-        most = theta_of_most(member.ledger, state.saved.round)
+        most = theta_of_most(ledger, state.saved.round)
         if most not in (None, state.saved.theta):
             logger.error(
                 "most members hold another last theta than this machine: check its memory, its GPU and its release. An "
@@ -40,44 +46,47 @@ def finish(member: Membership, checkpoints: Checkpoints) -> None:
     )
 
 
-def _last_is_up(member: Membership, checkpoints: Checkpoints) -> bool:
+def _last_is_up(
+    state: NodeState, ledger: Ledger, view: ClusterView, checkpoints: Checkpoints, outage: StoreOutage
+) -> bool:
     """Whether somebody shows the last theta; puts it up where that is our turn."""
     checkpoints.look()
     try:
-        member.read_beats()  # who dies meanwhile publishes nothing
-        snapshot = member.state.saved.consensus.snapshot
-        return is_shown(member.ledger, member.state.saved.link, snapshot.state)
+        fault = view.refresh().missing  # who dies meanwhile publishes nothing
+        if isinstance(fault, StoreAway):
+            raise fault.fault
+        return is_shown(ledger, state.saved.link, state.saved.consensus.snapshot.state)
     except StorageError as fault:
-        member.outage.failed(fault)
+        outage.failed(fault)
         return False
 
 
-def asked_to_leave(member: Membership) -> Drain | None:
-    """Return the request that we leave, unless we have followed it before: it may stay in the bucket, or come back.
-    Raises StorageError."""
-    asked = member.ledger.drained()
-    return asked if asked is not None and asked.request not in _followed(member) else None
+class Drains:
+    """The requests that this member leaves. folder: of the run, in its home."""
 
+    def __init__(self, ledger: Ledger, folder: Path) -> None:
+        self._ledger, self._path = ledger, folder / "drained"
 
-def _followed(member: Membership) -> list[str]:
-    """Return the requests that this member has followed."""
-    with suppress(OSError, ValueError):
-        return _requests(member).read_text().split()
-    return []
+    def asked(self) -> Drain | None:
+        """Return the request that we leave, unless we have followed it before: it may stay in the bucket, or come back.
+        Raises StorageError."""
+        asked = self._ledger.drained()
+        return asked if asked is not None and asked.request not in self._followed() else None
 
+    def follow(self, asked: Drain, last_round: int) -> None:
+        """Note the request that we leave and delete it, now that we do: the next start is a new decision."""
+        with suppress(OSError):
+            files.write(self._path, "\n".join([*self._followed(), asked.request]).encode())
+        with suppress(StorageError):
+            self._ledger.left()
+        logger.info(
+            "drained: round {round} was our last one, because of murmur cluster drain. Start this member "
+            "again to take part again",
+            round=last_round,
+        )
 
-def _requests(member: Membership) -> Path:
-    return member.state.store.folder / "drained"
-
-
-def drain(member: Membership, asked: Drain) -> None:
-    """Note the request that we leave and delete it, now that we do: the next start is a new decision."""
-    with suppress(OSError):
-        files.write(_requests(member), "\n".join([*_followed(member), asked.request]).encode())
-    with suppress(StorageError):
-        member.ledger.left()
-    logger.info(
-        "drained: round {round} was our last one, because of murmur cluster drain. Start this member "
-        "again to take part again",
-        round=member.state.saved.round - 1,
-    )
+    def _followed(self) -> list[str]:
+        """Return the requests that this member has followed."""
+        with suppress(OSError, ValueError):
+            return self._path.read_text().split()
+        return []

@@ -12,7 +12,8 @@ from hashlib import sha256
 
 from loguru import logger
 
-from murmur.cluster.ledger import CALL_SECONDS, Ledger
+from murmur.cluster.documents import CALL_SECONDS
+from murmur.cluster.ledger import Ledger
 from murmur.node.fetch.opening import open_threads
 from murmur.node.fetch.payloads import Lacking
 from murmur.node.fetch.threads import FETCH_THREADS

@@ -1,7 +1,7 @@
-"""Track which members live, by our own clock: members whose beat keeps changing, and those worth waiting for."""
+"""Which members live, by our own clock: those whose beat keeps changing. Frozen values; a look makes a new one."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from murmur.protocol.cluster import Beat, ClusterTable
 from murmur.protocol.types import PeerId
@@ -17,72 +17,79 @@ LONGEST_LOOK_BEATS = 2.0
 nothing shows which member was silent."""
 
 
-@dataclass
-class _Seen:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One member's last beat. silent: seconds since the beat changed; still: seconds since its place changed. Both
+    count only looks that the store answered. changed: whether the beat has changed since we look: before that it may be
+    one that a dead member has left."""
+
     beat: Beat
     silent: float = 0.0
-    """`silent`: seconds since the beat changed; `still`: seconds since its place changed. Both count only looks that
-    the store answered."""
     still: float = 0.0
     changed: bool = False
-    """Whether its beat has changed since we look: before that it may be one that a dead member has left."""
 
-    @property
-    def place(self) -> tuple[str, int, int, str]:
-        return self.beat.process, self.beat.round, self.beat.step, self.beat.phase
+    def after(self, beat: Beat, passed: float) -> "Seen":
+        """Return what is seen of the member when it shows this beat, so many seconds later."""
+        if (self.beat.process, self.beat.count) == (beat.process, beat.count):
+            return replace(self, silent=self.silent + passed)
+        still = self.still + passed if _place(self.beat) == _place(beat) else 0.0
+        return Seen(beat, still=still, changed=True)
 
 
+def _place(beat: Beat) -> tuple[str, int, int, str]:
+    return beat.process, beat.round, beat.step, beat.phase
+
+
+@dataclass(frozen=True, slots=True)
 class Presence:
-    """One member's observations of all members' beats."""
+    """All members' beats, as one member has seen them until now."""
 
-    def __init__(self, rules: ClusterTable) -> None:
-        self.rules = rules
-        self._seen: dict[PeerId, _Seen] = {}
-        self._looked: float | None = None
+    rules: ClusterTable
+    seen: Mapping[PeerId, Seen] = field(default_factory=dict)
+    looked: float | None = None
 
-    def look(self, beats: Mapping[PeerId, Beat], now: float, unread: Collection[PeerId] = ()) -> None:
-        """Take in all members' beats, as the store has just shown them. now: seconds of a monotonic clock. unread: the
-        members whose beat it did not bring. That is hardly their silence: it counts as little as standing still."""
+    def look(self, beats: Mapping[PeerId, Beat], now: float, unread: Collection[PeerId] = ()) -> "Presence":
+        """Return the presence after all members' beats, as the store has just shown them. now: seconds of a monotonic
+        clock. unread: the members whose beat it did not bring. That is hardly their silence: it counts as little as
+        standing still. A silent member whose beat is deleted is forgotten."""
         longest = LONGEST_LOOK_BEATS * self.rules.beat_seconds
-        passed = 0.0 if self._looked is None else min(now - self._looked, longest)
-        self._looked = now
-        for member, beat in beats.items():
-            seen = self._seen.get(member)
-            if seen is None or (seen.beat.process, seen.beat.count) != (beat.process, beat.count):
-                new = _Seen(beat, changed=seen is not None)
-                if seen is not None and seen.place == new.place:
-                    new.still = seen.still + passed
-                self._seen[member] = new
-            else:
-                seen.silent += passed
-        for member in self._seen.keys() - beats.keys():
-            self._seen[member].silent += passed / (STUCK_SILENCES if member in unread else 1.0)
+        passed = 0.0 if self.looked is None else min(now - self.looked, longest)
+        found = {
+            member: self.seen[member].after(beat, passed) if member in self.seen else Seen(beat)
+            for member, beat in sorted(beats.items())
+        }
+        for member, seen in self.seen.items():
+            if member in beats or (seen.silent >= self.rules.silent_seconds and member not in unread):
+                continue
+            silent = seen.silent + passed / (STUCK_SILENCES if member in unread else 1.0)
+            found[member] = replace(seen, silent=silent)
+        return Presence(self.rules, found, now)
 
-    def can_claim(self) -> set[PeerId]:
+    def can_claim(self) -> frozenset[PeerId]:
         """Return the members that live and may still claim: not those that leave, idle, or are still joining."""
         silence = self.rules.silent_seconds
-        return {
+        return frozenset(
             member
-            for member, seen in self._seen.items()
+            for member, seen in self.seen.items()
             if seen.silent < silence
             and seen.still < STUCK_SILENCES * silence
             and not seen.beat.leaving
-            and seen.beat.phase not in ("join", "idle")
-        }
+            and seen.beat.phase in ("train", "send", "wait", "apply")
+        )
 
-    def confirmed_alive(self) -> set[PeerId]:
+    def confirmed_alive(self) -> frozenset[PeerId]:
         """Return the living members whose beat has changed since we look."""
-        return {member for member in self.can_claim() if self._seen[member].changed}
+        return frozenset(member for member in self.can_claim() if self.seen[member].changed)
 
-    def running(self) -> set[PeerId]:
+    def running(self) -> frozenset[PeerId]:
         """Return the members that run, in any phase."""
         silence = self.rules.silent_seconds
-        return {m for m, seen in self._seen.items() if seen.silent < silence and not seen.beat.leaving}
+        return frozenset(m for m, seen in self.seen.items() if seen.silent < silence and not seen.beat.leaving)
 
     def passed(self, round: int, but: PeerId) -> float:
         """Return the seconds since most of the other living members began the round's inner steps; 0 before. Of three
         or more, one that begins early makes nobody late: a round does not end before most have claimed."""
-        beats = [self._seen[member].beat for member in self.can_claim() - {but}]
+        beats = [self.seen[member].beat for member in self.can_claim() - {but}]
         # At our first look, all members that ever died seem to live.
         near = [beat for beat in beats if round - 1 <= beat.round <= round]
         begun = [beat for beat in near if beat.round == round and beat.phase in ("train", "send", "wait")]
@@ -91,13 +98,9 @@ class Presence:
 
     def furthest(self) -> int:
         """Return the highest round of the members that run: that member holds the record of every round before."""
-        return max((self._seen[member].beat.round for member in self.running()), default=0)
+        return max((self.seen[member].beat.round for member in self.running()), default=0)
 
-    def forget_departed(self, before: float) -> set[PeerId]:
-        """Forget the members that are not expected back, and return them, each only once: silent ones whose last beat
-        is of a round before this one."""
+    def departed(self, before: float) -> list[PeerId]:
+        """Return the members that are not expected back: silent ones whose last beat is of a round before this one."""
         silence = self.rules.silent_seconds
-        found = {m for m, seen in self._seen.items() if seen.silent >= silence and seen.beat.round < before}
-        for member in found:
-            del self._seen[member]
-        return found
+        return sorted(m for m, seen in self.seen.items() if seen.silent >= silence and seen.beat.round < before)

@@ -2,13 +2,15 @@
 
 from loguru import logger
 
-from murmur.cluster.decisions import ROUNDS
-from murmur.cluster.ledger import UnreadableRecord
-from murmur.cluster.membership import Membership
+from murmur.cluster.ledger import Ledger, UnreadableRecord
+from murmur.cluster.pace import ROUNDS
+from murmur.cluster.record_log import RecordLog
 from murmur.cluster.rejoin import from_checkpoint, from_genesis
+from murmur.cluster.repair import Wants
 from murmur.node.fetch.payloads import Lacking
-from murmur.protocol.cluster import GROUP, Record
-from murmur.protocol.errors import OutOfSync, StorageError
+from murmur.node.state.node_state import NodeState
+from murmur.protocol.cluster import GROUP, ClusterTable, Record
+from murmur.protocol.errors import StorageError
 
 LONGEST_PAUSE = 600.0
 """Seconds between two tries to come to the run's theta: each may fetch the whole model."""
@@ -16,105 +18,70 @@ LOST_SILENCES = 6.0
 """We ask other members so many times `silent_seconds` for what the bucket has lost, before we look for a checkpoint."""
 
 
-class RunElsewhere(OutOfSync):
-    """The run has another theta than we."""
-
-
 class Recovery:
-    """Brings one member back to the run's state."""
+    """Brings one member back to the run's state. `log`: the last records on our disk."""
 
-    def __init__(self, member: Membership) -> None:
-        self._member = member
-        self.recalled = False
-        """Whether we know what the records before our round say."""
+    def __init__(self, ledger: Ledger, state: NodeState, log: RecordLog, wants: Wants) -> None:
+        self._ledger, self._state, self._log, self._wants = ledger, state, log, wants
         self._lacking = (-1, 0.0)
         """The round of which we lack something, and since when."""
         self._astray, self._astray_in = 0, -1
         """How often, and in which round, we held another theta than the run."""
 
-    def resume(self) -> None:
-        """After a start: read the records before our round, and ask other members for what neither the bucket nor our
-        disk has. Raises StorageError while that is to come."""
-        member = self._member
-        try:
-            self.recall()
-        except Lacking as fault:
-            self.ask(fault)
-        member.maintenance.clear_wanted()
-        member.announce_position()
-        member.state.events.emit("joined", member.state.saved.round)
-
-    def recall(self) -> None:
-        """Take what the last records before our round say: what steps take, and which amendments hold. Raises Lacking,
-        StorageError."""
-        member = self._member
-        round = member.state.saved.round
+    def recall(self) -> list[Record]:
+        """Return the last records before our round. Raises Lacking where neither the bucket nor our disk has the last
+        one, and StorageError."""
+        round = self._state.saved.round
         latest = [self._record(one, needed=one == round - 1) for one in range(max(0, round - ROUNDS), round)]
         if round and latest[-1] is None:
             raise Lacking(
                 round - 1, [GROUP], f"the store has lost the record of round {round - 1}, and we have no copy"
             )
-        member.records = [record for record in latest if record is not None]
-        member.adopt_amendments(member.amended.at(member.records[-1].amendments if member.records else 0))
-        self.recalled = True
-
-    def _from_checkpoint(self, later_than: int) -> bool:
-        """Load the newest usable checkpoint of a round after `later_than`, and recall. Return whether there was one.
-        Raises StorageError; if a checkpoint was loaded before that, our next round begins with `recall`."""
-        before, self.recalled = self.recalled, False
-        if not from_checkpoint(self._member.ledger, self._member.state, later_than):
-            self.recalled = before
-            return False
-        self.recall()
-        return True
+        return [record for record in latest if record is not None]
 
     def _record(self, round: int, *, needed: bool) -> Record | None:
         """The store's; where it has none, or cannot read it, our disk's. Raises StorageError if neither has one that is
         needed, and the store fails."""
-        kept = self._member.log.find(round)
+        kept = self._log.find(round)
         try:
-            return self._member.ledger.record(round) or kept
+            return self._ledger.record(round) or kept
         except StorageError as fault:
             if needed and kept is None and not isinstance(fault, UnreadableRecord):
                 raise
             return kept
 
-    def ask(self, fault: Lacking) -> None:
+    def ask(self, lost: Lacking, rules: ClusterTable) -> bool:
         """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long, or where
-        nobody keeps it any more. Raises what it was given while there is none."""
-        member = self._member
-        kept = member.ledger.closed_at(fault.round + member.spec.cluster.keep_rounds) is None
-        if not kept and self._from_checkpoint(fault.round):
-            return
-        if self._lacking[0] != fault.round:
-            self._lacking = fault.round, member.time.now()
-        member.heartbeat.phase = "join"
-        member.maintenance.publish_wanted(fault.round, fault.peers)
-        until = self._lacking[1] + LOST_SILENCES * member.spec.cluster.silent_seconds
-        if member.time.now() < until or not self._from_checkpoint(fault.round):
-            raise fault
+        nobody keeps it any more. Return whether we began from one. Raises StorageError."""
+        time = self._ledger.time
+        kept = self._ledger.closed_at(lost.round + rules.keep_rounds) is None
+        if not kept and from_checkpoint(self._ledger, self._state, lost.round):
+            return True
+        if self._lacking[0] != lost.round:
+            self._lacking = lost.round, time.now()
+        self._wants.publish(lost.round, lost.peers)
+        until = self._lacking[1] + LOST_SILENCES * rules.silent_seconds
+        if time.now() < until or not from_checkpoint(self._ledger, self._state, lost.round):
+            return False
         self._lacking = -1, 0.0
+        return True
 
-    def start_over(self, why: str) -> None:
+    def start_over(self, why: str, rules: ClusterTable) -> None:
         """Our theta is not the run's: take a checkpoint, whatever we hold. Where that leads to the same theta again,
-        another one is to come first."""
-        member = self._member
-        member.heartbeat.phase, round = "join", member.state.saved.round
-        member.claimed, member.skipped = None, -1
+        another one is to come first. Raises StorageError."""
+        state, round = self._state, self._state.saved.round
         self._astray = self._astray + 1 if self._astray_in == round else 0
         self._astray_in = round
-        member.log.forget()  # some are of the history that we leave
+        self._log.forget()  # some are of the history that we leave
         logger.warning("{why}: starting again from a checkpoint", why=why)
-        member.state.events.emit("diverged", round, why=why)
+        state.events.emit("diverged", round, why=why)
         if self._astray:
             logger.error("this machine computes another theta than the run: check its memory, its GPU and its release")
-            member.time.sleep(min(LONGEST_PAUSE, member.spec.cluster.silent_seconds * 2 ** min(self._astray, 10)))
-        if self._from_checkpoint(-1):
+            self._ledger.time.sleep(min(LONGEST_PAUSE, rules.silent_seconds * 2 ** min(self._astray, 10)))
+        if from_checkpoint(self._ledger, state, -1):
             return
-        if round > member.spec.cluster.keep_rounds:
+        if round > rules.keep_rounds:
             raise StorageError(
                 "no member has a checkpoint, and the payloads since theta_0 are gone: keeping our own state"
             )
-        self.recalled = False
-        from_genesis(member.ledger, member.state)
-        self.recall()
+        from_genesis(self._ledger, state)

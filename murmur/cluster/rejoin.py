@@ -13,8 +13,9 @@ from loguru import logger
 
 from gauntlet.agreement import Tip
 from murmur.cluster.amendments import AmendedSpec
-from murmur.cluster.decisions import CHECKPOINT_ROUNDS_KEPT, SLOWEST_BYTES
+from murmur.cluster.decide import CHECKPOINT_ROUNDS_KEPT
 from murmur.cluster.ledger import Ledger, UnreadableRecord
+from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.data.shards import Fetch
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import Snapshot

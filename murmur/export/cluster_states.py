@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from murmur.cluster.decisions import SLOWEST_BYTES
 from murmur.cluster.ledger import Ledger
+from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.rejoin import link_before, theta_of_most, usable
 from murmur.export.states import Named, Rebuilt
 from murmur.node.sync.run_discovery import blob_fetcher

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from murmur.cluster.decisions import SLOWEST_BYTES
+from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.presence import STUCK_SILENCES
 from murmur.plan import presets
 from murmur.plan.machine import figures_table, machine, measured_or_given, phase_table, too_small

@@ -7,7 +7,7 @@ inner steps at the same time: the worst case, since payloads that arrive one by 
 from dataclasses import dataclass
 from functools import cached_property
 
-from murmur.cluster.decisions import CHECKPOINT_ROUNDS_KEPT
+from murmur.cluster.decide import CHECKPOINT_ROUNDS_KEPT
 from murmur.node.fetch.threads import FETCH_THREADS
 from murmur.plan.phases import Phase, TrainerSetting, Work, restart_phases
 from murmur.plan.requirements import DAY_SECONDS, TrainerPlan

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.cluster.decisions import LATE, SPREAD, choose, grace_seconds, least_steps, round_progress, seconds_left
+from murmur.cluster.decide import choose, round_progress
+from murmur.cluster.pace import LATE, SPREAD, grace_seconds, least_steps, seconds_left
 from murmur.cluster.presence import STUCK_SILENCES, Presence
 from murmur.protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
 from murmur.protocol.types import Digest, PeerId

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from murmur.cluster.decisions import turns
+from murmur.cluster.decide import turns
 from murmur.protocol.types import Digest
 from tests.cluster.test_decisions import member
 

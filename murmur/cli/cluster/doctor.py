@@ -22,9 +22,10 @@ from murmur.cli.doctor.slow_checks import (
 )
 from murmur.cluster.amendments import AmendedSpec, AmendmentLost
 from murmur.cluster.bootstrap import OWN_GROUP, another_group, find_spec, member_of, open_data, open_shared, wrong_group
-from murmur.cluster.decisions import ROUNDS, SPREAD, usual_seconds
+from murmur.cluster.documents import CALL_SECONDS
 from murmur.cluster.group_keys import Group, Token, parse_token, read_token
-from murmur.cluster.ledger import CALL_SECONDS, Ledger, UnreadableRecord
+from murmur.cluster.ledger import Ledger, UnreadableRecord
+from murmur.cluster.pace import ROUNDS, SPREAD, usual_seconds
 from murmur.node.config.settings import ClusterConfig, flags_in, load_part
 from murmur.node.doctor import machine
 from murmur.node.doctor.finding import Advice, Check, Examined, FailedCheck, Finding, Status

@@ -23,6 +23,7 @@ from murmur.protocol.errors import StorageError
 from murmur.protocol.messages import NO_ROUND
 from murmur.protocol.spec import Exchange, ModelSpec
 from murmur.protocol.types import Digest, PeerId
+from storage.s3 import CREATE_BYTES
 
 BUCKET = "cluster"
 SECRET = "5e" * 32
@@ -126,8 +127,8 @@ class Cluster(Machines[MemberMachine]):
 class SerialLedger(Ledger):
     """One of the ledgers of this process, which all read the same beats: each is parsed once."""
 
-    def beat_of(self, member: PeerId, data: bytes) -> Beat:
-        return _parsed(data, self.run, member)
+    def find_beat(self, key: str, member: PeerId) -> Beat | None:
+        return self.read(key, CREATE_BYTES, lambda data: _parsed(data, self.run, member))
 
 
 @lru_cache(maxsize=1024)

@@ -227,13 +227,20 @@ class StoreBucket:
         return ObjectFacts(size, found.etag, found.modified if faults.modified is None else faults.modified)
 
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
+        return tuple(self._listed(prefix, max_keys, timeout_seconds))
+
+    def versions(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> dict[str, str]:
+        found = self._listed(prefix, max_keys, timeout_seconds)
+        return {key: one.etag for key, one in found.items()}
+
+    def _listed(self, prefix: str, max_keys: int, timeout_seconds: float) -> dict[str, _Object]:
         self._enter("list", prefix, timeout_seconds)
         with self._store.lock:
             objects = self._store.buckets[self._name]
             keys = objects.ordered if isinstance(objects, Objects) else sorted(objects)
             first = bisect_left(keys, prefix)
-            found = keys[first : first + max_keys]
-        return tuple(takewhile(lambda key: key.startswith(prefix), found))
+            found = takewhile(lambda key: key.startswith(prefix), keys[first : first + max_keys])
+            return {key: objects[key] for key in found}
 
     def delete(self, key: str, *, timeout_seconds: float) -> None:
         self._enter("delete", key, timeout_seconds, writes=True)

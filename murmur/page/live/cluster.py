@@ -11,7 +11,8 @@ from typing import Any
 from loguru import logger
 
 from murmur.cluster.amendments import AmendedSpec
-from murmur.cluster.ledger import LOOK_THREADS, Ledger, UnreadableRecord
+from murmur.cluster.documents import LOOK_THREADS
+from murmur.cluster.ledger import Ledger, UnreadableRecord
 from murmur.cluster.presence import LONGEST_LOOK_BEATS, Presence
 from murmur.node.fetch.concurrency import parallel_map
 from murmur.page.cluster import AmendmentNow, ClusterNow, MemberNow, State
@@ -133,9 +134,9 @@ class _Members:
         now = self._ledger.time.now()
         if now < self._again:
             return False
-        (beats, unread), self._presence.rules = self._ledger.read_beats(), spec.cluster
-        now = self._ledger.time.now()
-        self._presence.look(beats, now, unread)
+        beats, unread = self._ledger.read_beats()
+        now, before = self._ledger.time.now(), self._presence
+        self._presence = Presence(spec.cluster, before.seen, before.looked).look(beats, now, unread)
         self._again = now + 0.9 * _pause(spec)
         trains = any(beat.phase == "train" and _moves(self._beats.get(member), beat) for member, beat in beats.items())
         self._beats |= beats

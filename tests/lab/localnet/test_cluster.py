@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from murmur.cluster.other_members import OtherMembers
+
 from murmur.lab.localnet.cluster import play, results
 from murmur.node.telemetry.events import read_events
 from murmur.protocol.cluster import Claim

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.cluster.decisions import grace_seconds
+from murmur.cluster.pace import grace_seconds
 from murmur.lab.simulation.cluster import INNER_SECONDS, MemberMachine
 from murmur.lab.simulation.modelled_replica import ModelledReplica
 from tests.lab.simulation.test_cluster import assert_one_history, has_records

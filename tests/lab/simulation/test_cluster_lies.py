@@ -125,9 +125,9 @@ class LyingBucket(StoreBucket):
             return True
         return ours
 
-    def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
-        found = super().list(prefix, max_keys=max_keys, timeout_seconds=timeout_seconds)
-        shown = tuple(key for key in found if self._liar.lie(self._reader, key) != "left out")
+    def versions(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> dict[str, str]:
+        found = super().versions(prefix, max_keys=max_keys, timeout_seconds=timeout_seconds)
+        shown = {key: etag for key, etag in found.items() if self._liar.lie(self._reader, key) != "left out"}
         if len(shown) < len(found):
             self._liar.tell("left out")
         return shown

@@ -1,15 +1,13 @@
-"""A cluster's decisions, from values: whose updates a round has, whether it ends, how long a member trains, and which
-member does a task that only one has to do. Pure functions."""
+"""How long a cluster's members train, wait and look, from the times that the last records tell. Pure functions."""
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
 
-from murmur.protocol.assignment import Draw
 from murmur.protocol.cluster import Claim, ClusterTable, Contribution, Record
-from murmur.protocol.types import Digest, PeerId
+from murmur.protocol.types import PeerId
 
 ROUNDS = 4
 """Number of last rounds from which the durations of steps are taken."""
@@ -22,59 +20,16 @@ SLOWEST_BYTES = 125_000.0
 """Bytes per second of the slowest link that a member waits for: 1 Mb/s."""
 LATE = 0.1
 """A member is late if this share of the others' usual time has passed when it begins a round."""
-CHECKPOINT_ROUNDS_KEPT = 2
-"""The newest checkpoints are kept, of this many rounds: the newest may be from a member that computes wrongly."""
-
-
-def choose(
-    claims: Mapping[PeerId, Claim], living: Collection[PeerId], ours: tuple[Digest, Digest], by: PeerId
-) -> Record | None:
-    """Return the record that these claims make. It has the claims that build on our link and have the theta that most
-    living members claim, in PeerId order. If several thetas have equally many, ours wins, else the lowest digest. Dead
-    members do not decide: they could delay the living ones. Return None if most claims build on another link than ours:
-    then the store has shown us another record than the others. ours: the theta and the link of our state."""
-    held, previous = ours
-    # A claim of ours from another theta than our present one does not count any more.
-    stale = {member for member, claim in claims.items() if member == by and claim.theta != held}
-    current = {m: claim for m, claim in claims.items() if m not in stale}
-    links = Counter(claim.previous for m, claim in current.items() if m in living) or Counter(
-        claim.previous for claim in current.values()
-    )
-    if not links or links[previous] < max(links.values()):
-        return None
-    following = {m: claim for m, claim in current.items() if claim.previous == previous}
-    counts = Counter(claim.theta for member, claim in following.items() if member in living) or Counter(
-        claim.theta for claim in following.values()
-    )
-    if not counts:
-        return None
-    theta = min(counts, key=lambda theta: (-counts[theta], theta != held, theta))
-    updates = tuple(
-        Contribution(member=member, **following[member].model_dump())
-        for member in sorted(following)
-        if following[member].theta == theta
-    )
-    return Record(by=by, theta=theta, previous=previous, updates=updates)
 
 
 @dataclass(frozen=True, slots=True)
-class RoundProgress:
-    """A round's progress, as one member sees it. waiting: the living members that have not claimed. enough: whether
-    more than half of the living members have claimed; from then on `grace` runs."""
+class Pace:
+    """How long inner steps take. steps: of a round. records: of the last rounds, the newest last. step_seconds: of one
+    step, in the last round that we trained."""
 
-    waiting: frozenset[PeerId]
-    enough: bool
-
-    def ends(self, enough_for: float, grace: float) -> bool:
-        """Whether the round ends. enough_for: seconds since `enough`, counting only looks that the store answered."""
-        return not self.waiting or (self.enough and enough_for > grace)
-
-
-def round_progress(claimed: Collection[PeerId], living: Collection[PeerId]) -> RoundProgress:
-    """Return the round's progress. claimed: the members that have; they count as living, whatever their beats say,
-    since their updates are there."""
-    everybody = {*claimed, *living}
-    return RoundProgress(frozenset(everybody - {*claimed}), 2 * len(claimed) > len(everybody))
+    steps: int
+    records: Sequence[Record] = ()
+    step_seconds: float | None = None
 
 
 def grace_seconds(rules: ClusterTable, claims: Collection[Claim]) -> float:
@@ -150,9 +105,3 @@ def least_steps(rules: ClusterTable, steps: int) -> int:
 def whole_seconds(update: Contribution, steps: int) -> float:
     """Return the seconds in which it would have done all steps."""
     return update.seconds * steps / update.steps
-
-
-def turns(link: Digest, what: str, members: Collection[PeerId]) -> list[PeerId]:
-    """Return the members in the order in which they do `what` in the round after this link: the second one does it if
-    the first one does not."""
-    return Draw(what, link).sample(sorted(members), len(members))

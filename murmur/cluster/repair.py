@@ -1,28 +1,26 @@
-"""A member's upkeep of its cluster's bucket during its rounds: it restores lost objects from its disk, and deletes
-objects that no member needs any more.
+"""Repair of a cluster's bucket: members ask for what it has lost, and those that hold it put it back.
 
 A payload's key never changes (murmur/protocol/keys.py), so any member that holds it restores the identical bytes;
 readers check them by digest. A record is created only if there is none; only an object that is no record is replaced.
 """
 
 from collections import Counter
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection
 from hashlib import sha256
 from pathlib import Path
 
 from loguru import logger
 
-from murmur.cluster.amendments import KeptAmendments
-from murmur.cluster.decisions import SLOWEST_BYTES, turns
-from murmur.cluster.ledger import CALL_SECONDS, Ledger
+from murmur.cluster.decide import turns
+from murmur.cluster.documents import CALL_SECONDS
+from murmur.cluster.ledger import Ledger
+from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.cluster.record_log import RecordLog
 from murmur.node.fetch.opening import open_threads
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync.repair_requests import Place
 from murmur.protocol import keys
 from murmur.protocol.cluster import GROUP, Claim, ClusterSpec, MeanPart, Record
-from murmur.protocol.errors import StorageError
 from murmur.protocol.types import Digest, PeerId
 from storage.resume import mapped
 from storage.seal import blocks_of
@@ -33,73 +31,57 @@ and so on: who asks may be gone."""
 MOST_DOUBLINGS = 10
 
 
-class BucketMaintenance:
-    """One member's upkeep of the shared bucket. `living`: the members whose programs run, set by the player of its
-    rounds."""
+class Wants:
+    """What we lack, as the other members read it."""
 
-    def __init__(
-        self, spec: ClusterSpec, state: NodeState, ledger: Ledger, records: RecordLog, amendments: KeptAmendments
-    ) -> None:
-        self.spec, self._state, self._ledger, self._records = spec, state, ledger, records
-        self._amendments = amendments
-        self.living = frozenset[PeerId]()
-        self._ended = False
-        self._wants: frozenset[Place] | None = None
-        """The list of wanted places that we publish; None if it may be from an earlier start."""
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._published: frozenset[Place] | None = None
+        """None if the list may be from an earlier start."""
+
+    def publish(self, round: int, peers: Collection[PeerId]) -> None:
+        """Publish that we lack the updates of these members in the round, or its record (GROUP); again at every try,
+        since the store may lose that too. Raises StorageError."""
+        wants = frozenset((round, peer) for peer in peers)
+        if wants != self._published:
+            logger.info(
+                "round {round}: the bucket has lost {count} of its objects: asking other members for them",
+                round=round,
+                count=len(wants),
+            )
+        self._published = wants
+        self._ledger.want(wants)
+
+    def clear(self) -> None:
+        """Empty our list: we have all that we lacked. Raises StorageError."""
+        if self._published != frozenset():
+            self._ledger.want(())
+            self._published = frozenset()
+
+
+class Repair:
+    """Puts back what other members lack and we hold."""
+
+    def __init__(self, spec: Callable[[], ClusterSpec], state: NodeState, ledger: Ledger, records: RecordLog) -> None:
+        self._spec, self._state, self._ledger, self._records = spec, state, ledger, records
         self._looks: dict[Place, int] = {}
         """In how many consecutive looks it was asked for."""
         self._restored = Counter[Place]()
         """How often we have restored what is still asked for."""
         self._again = set[tuple[Place, str]]()
         """Keys of objects that were asked for while the store showed them: they may be damaged there."""
-        self._cleared = -1
-        """The last round in which we checked for old objects."""
 
-    def start(self) -> None:
-        """Start the upkeep; it runs until `end`."""
-        self._ledger.time.start(self._go_on, "upkeep")
-
-    def end(self) -> None:
-        self._ended = True
-
-    def publish_wanted(self, round: int, peers: Collection[PeerId]) -> None:
-        """Publish that we lack the updates of these members in the round, or its record (GROUP); again at every try,
-        since the store may lose that too. Raises StorageError."""
-        wants = frozenset((round, peer) for peer in peers)
-        if wants != self._wants:
-            logger.info(
-                "round {round}: the bucket has lost {count} of its objects: asking other members for them",
-                round=round,
-                count=len(wants),
-            )
-        self._wants = wants
-        self._ledger.want(wants)
-
-    def clear_wanted(self) -> None:
-        """Empty our list: we have all that we lacked. Raises StorageError."""
-        if self._wants != frozenset():
-            self._ledger.want(())
-            self._wants = frozenset()
-
-    def _go_on(self) -> None:
-        while not self._ended:
-            with suppress(StorageError, OSError):  # the store's users report that it is down; a file may go meanwhile
-                self._answer()
-                self._clear()
-            self._ledger.time.sleep(self.spec.cluster.silent_seconds)
-
-    # --- repair ------------------------------------------------------------------------------------------------
-
-    def _answer(self) -> None:
+    def answer(self, living: Collection[PeerId]) -> None:
         """Restore objects that a member lacks and we hold, one member after the other, in an order drawn for each
-        object."""
+        object. living: the members whose programs run. Raises StorageError, OSError."""
+        me = self._ledger.me
         asked = {place for places in self._ledger.wanted().values() for place in places}
         self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
         self._restored = Counter({place: times for place, times in self._restored.items() if place in asked})
         self._again = {one for one in self._again if one[0] in asked}
         for place, looks in sorted(self._looks.items()):
             drawn = Digest(sha256(place[0].to_bytes(4, "little") + place[1]).digest())
-            turn = 0 if place[1] == self._ledger.me else self._order(drawn, "repair").index(self._ledger.me)
+            turn = 0 if place[1] == me else turns(drawn, "repair", {*living, me}).index(me)
             if looks > turn and self._put_back(*place, first=not turn):
                 self._looks[place] = -AGAIN_LOOKS * 2 ** min(self._restored[place], MOST_DOUBLINGS)
                 self._restored[place] += 1
@@ -115,7 +97,7 @@ class BucketMaintenance:
         if record is None:
             return False
         claims: list[Claim | MeanPart] = [record.claims[peer]] if peer in record.claims else []
-        if self.spec.exchange == "int8":
+        if self._spec().exchange == "int8":
             claims += self._mean_part(round, peer, record)
         held = [self._put_object_back(round, peer, one, first=first) for one in claims]
         return any(held)
@@ -142,14 +124,14 @@ class BucketMaintenance:
         if file is None:
             return False
         key = self._ledger.payload_key(round, peer, self._ledger.key_of(claim))
-        if self.spec.exchange == "int8" and peer == self._ledger.me and isinstance(claim, Claim):
+        if self._spec().exchange == "int8" and peer == self._ledger.me and isinstance(claim, Claim):
             self._put_blocks_back(key, file)
         facts = self._ledger.bucket.head(key, timeout_seconds=CALL_SECONDS)
         shown = (round, peer), key
         if facts is not None and facts.size_bytes == file.stat().st_size and shown not in self._again:
             self._again.add(shown)
             return not first
-        seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
+        seconds = self._spec().cluster.silent_seconds + self._spec().object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
         logger.info("round {round}: restored the payload of {peer}", round=round, peer=peer.hex()[:8])
         return True
@@ -158,21 +140,5 @@ class BucketMaintenance:
         """Restore what lets others read parts of our sealed update."""
         data = mapped(file)
         if data is not None:
-            found = blocks_of(data, self._ledger.group.signer(self._ledger.me), open_threads(self.spec))
+            found = blocks_of(data, self._ledger.group.signer(self._ledger.me), open_threads(self._spec()))
             self._ledger.bucket.put(keys.blocks(key), found, timeout_seconds=CALL_SECONDS)
-
-    # --- deletion ----------------------------------------------------------------------------------------------
-
-    def _clear(self) -> None:
-        """Once a round restore amendments, and delete old objects. The member drawn for the round deletes; if it does
-        not, the next round's member does."""
-        saved = self._state.saved
-        if saved.round <= self._cleared:
-            return
-        if self._order(saved.link, "clear")[0] == self._ledger.me:
-            self._ledger.forget(saved.round - self.spec.cluster.keep_rounds)
-        self._amendments.restore()  # all of us do: those that have not applied the last record wait for it
-        self._cleared = saved.round
-
-    def _order(self, link: Digest, what: str) -> list[PeerId]:
-        return turns(link, what, {*self.living, self._ledger.me})
