@@ -25,9 +25,9 @@ from murmur.cluster.actions import (
     Yield,
 )
 from murmur.cluster.pace import Pace, grace_seconds, look_seconds, seconds_left
-from murmur.cluster.state import Elsewhere, Missing, ObjectLost, Round, Standing, StoreAway, View
+from murmur.cluster.state import Elsewhere, Missing, ObjectLost, Round, StoreAway, View
 from murmur.protocol.assignment import Draw
-from murmur.protocol.cluster import Claim, ClusterTable, Contribution, Record
+from murmur.protocol.cluster import Claim, ClusterTable, Contribution, Record, Standing
 from murmur.protocol.types import Digest, PeerId
 
 CHECKPOINT_ROUNDS_KEPT = 2
@@ -36,7 +36,7 @@ CHECKPOINT_ROUNDS_KEPT = 2
 
 def needs_look(round: Round) -> bool:
     """Whether what a member does next depends on what the bucket shows now."""
-    sends = round.standing is Standing.SENDING and round.sealed is not None
+    sends = round.standing is Standing.SENDING and round.sealed is not None and not round.unsent
     return round.missing is None and round.recalled and not (round.closed or round.drained or sends)
 
 

@@ -92,7 +92,7 @@ class Documents:
         if faults and len(faults) == len(members):
             raise next(iter(faults.values()))
         if unread is not None:
-            unread |= faults.keys()
+            unread.update(faults)
         return {m: one for m, one in found.items() if one is not None and not isinstance(one, StorageError)}
 
     def members_under(self, prefix: str) -> dict[PeerId, str]:

@@ -76,7 +76,7 @@ class Heartbeat:
             count=self.count,
             round=round.number,
             step=round.step,
-            phase=round.standing.value,
+            phase=round.standing,
             theta=round.theta,
             passed=round_seconds(now - round.began) if round.began is not None else 0.0,
             leaving=self._left,

@@ -280,7 +280,7 @@ class Ledger(Documents):
         except StorageError:
             if not same:
                 raise
-            unread |= set(asked)
+            unread.update(asked)
         found = {
             m: same[m] if m in same else (etag, changed[m]) for m, etag in listed.items() if m in same or m in changed
         }

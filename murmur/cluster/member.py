@@ -49,14 +49,14 @@ from murmur.cluster.recovery import Recovery
 from murmur.cluster.rejoin import begin
 from murmur.cluster.repair import Repair, Wants
 from murmur.cluster.starts import Starts
-from murmur.cluster.state import Round, RunElsewhere, Standing, StoreAway, after_look, missing
+from murmur.cluster.state import Round, RunElsewhere, StoreAway, after_look, missing
 from murmur.cluster.store_outage import StoreOutage
 from murmur.cluster.upkeep import Upkeep
 from murmur.cluster.view import ClusterView
 from murmur.data.shards import Shards
 from murmur.node.state.node_state import NodeState
 from murmur.protocol.assignment import assigned
-from murmur.protocol.cluster import ClusterSpec, Record
+from murmur.protocol.cluster import ClusterSpec, Record, Standing
 from murmur.protocol.errors import ConfigError, StorageError
 from murmur.protocol.layout import DenseLayout
 from murmur.protocol.messages import first_link
@@ -179,9 +179,11 @@ class Member:
             if isinstance(lack, StoreAway):
                 self._interrupted(fault)
             standing = self.round.standing
-            if standing not in (Standing.WAITING, Standing.IDLE):
-                standing = Standing.JOINING
-            self.move(missing=lack, standing=standing)
+            self.move(
+                missing=lack,
+                standing=Standing.JOINING if standing is Standing.APPLYING else standing,
+                unsent=standing is Standing.SENDING,
+            )
 
     def _do(self, action: Action) -> None:
         match action:
@@ -362,7 +364,7 @@ class Member:
             case Yield():
                 raise ConfigError(
                     f"another machine takes part as this same member, {self.name}, and began before this one: two "
-                    "machines have the same --name, or this --home was copied. Give this machine its own --name and a "
+                    "machines have the same --name, or its home was copied. Give this machine its own --name and a "
                     "new --home. It then joins as a new member"
                 )
             case _:

@@ -3,27 +3,12 @@ changed, so any thread may read them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from murmur.cluster.presence import Presence
 from murmur.node.fetch.payloads import Lacking
-from murmur.protocol.cluster import Claim, Drain, Record
+from murmur.protocol.cluster import Claim, Drain, Record, Standing
 from murmur.protocol.errors import OutOfSync, StorageError
 from murmur.protocol.types import Digest, PeerId
-
-
-class Standing(StrEnum):
-    """What a member does in its round; its beats say so (docs/cluster.md)."""
-
-    JOINING = "join"
-    TRAINING = "train"
-    SENDING = "send"
-    WAITING = "wait"
-    APPLYING = "apply"
-    IDLE = "idle"
-    """It sends nothing in this round, and waits for the others' record."""
-    DONE = "done"
-    """The run is closed: it has applied the last record."""
 
 
 class RunElsewhere(OutOfSync):
@@ -78,6 +63,8 @@ class Round:
     sealed: Digest | None = None
     claimed: bool = False
     spoken: bool = False
+    unsent: bool = False
+    """Whether sending has failed: the round may have ended meanwhile."""
     skips: bool = False
     step: int = 0
     began: float | None = None

@@ -11,8 +11,8 @@ from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.pace import Pace, look_seconds
 from murmur.cluster.presence import Presence
-from murmur.cluster.state import Round, Standing, View, missing
-from murmur.protocol.cluster import Beat, ClusterSpec, ClusterTable
+from murmur.cluster.state import Round, View, missing
+from murmur.protocol.cluster import Beat, ClusterSpec, ClusterTable, Standing
 from murmur.protocol.errors import StorageError
 
 ENDING = 4
@@ -92,25 +92,27 @@ class ClusterView:
                 if self._ended:
                     return
                 ticket = self._asked
-                if ticket == self._answered and not _is_busy(self._round()):
+                beside = ticket == self._answered
+                if beside and not _is_busy(self._round()):
                     continue
-            view = self._seen()
+            view = self._seen(beside)
             with self._changed:
                 self._view, self._answered = view, ticket
                 self._changed.notify_all()
 
-    def _seen(self) -> View:
+    def _seen(self, beside: bool) -> View:
         round, before = self._round(), self._view
         if before.number != round.number:
             before = View(before.at, round.number, before.presence)
         try:
-            return self._look(round, replace(before, missing=None))
+            return self._look(round, replace(before, missing=None), beside)
         except StorageError as fault:
             return replace(before, at=self._ledger.time.now(), missing=missing(fault))
 
-    def _look(self, round: Round, before: View) -> View:
-        """Return what the bucket shows of the round. Raises StorageError."""
-        ledger, number, busy = self._ledger, round.number, _is_busy(round)
+    def _look(self, round: Round, before: View, busy: bool) -> View:
+        """Return what the bucket shows of the round. busy: we train or send meanwhile, and little is asked for. Raises
+        StorageError."""
+        ledger, number = self._ledger, round.number
         presence, claims, record, done = before.presence, before.claims, None, round.standing is Standing.DONE
         if not (busy or done):
             record = ledger.record(number)

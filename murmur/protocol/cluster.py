@@ -5,6 +5,7 @@ record is created once, so the store decides which one a round has.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -167,6 +168,20 @@ def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
     return spec.model_copy(update={name: getattr(whole, name) for name in amendment.changes})  # the layout stays
 
 
+class Standing(StrEnum):
+    """What a member does in its round; its beats say so (docs/cluster.md)."""
+
+    JOINING = "join"
+    TRAINING = "train"
+    SENDING = "send"
+    WAITING = "wait"
+    APPLYING = "apply"
+    IDLE = "idle"
+    """It sends nothing in this round, and waits for the others' record."""
+    DONE = "done"
+    """The run is closed: it has applied the last record."""
+
+
 class Beat(Document):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
     phase: its position; a member that joins or idles will not claim in the round. theta: what it holds at the start of
@@ -181,7 +196,7 @@ class Beat(Document):
     count: Count
     round: Count
     step: Count
-    phase: Literal["join", "train", "send", "wait", "idle", "apply"]
+    phase: Annotated[Standing, Field(strict=False)]
     theta: DigestField | None = None
     passed: Seconds = 0.0
     leaving: bool = False

@@ -62,11 +62,11 @@ def record(*updates: tuple[PeerId, int, float]) -> Record:
 def test_a_member_whose_beat_stands_still_is_given_up_after_the_silence_and_lives_again_with_the_next_beat() -> None:
     presence = Presence(RULES)
     for now in range(0, 20, 5):
-        presence.look({member(1): beat(now), member(2): beat(1)}, float(now))
+        presence = presence.look({member(1): beat(now), member(2): beat(1)}, float(now))
     assert presence.can_claim() == {member(1), member(2)}
-    presence.look({member(1): beat(20), member(2): beat(1)}, 20.0)
+    presence = presence.look({member(1): beat(20), member(2): beat(1)}, 20.0)
     assert presence.can_claim() == {member(1)}
-    presence.look({member(1): beat(25), member(2): beat(2)}, 25.0)
+    presence = presence.look({member(1): beat(25), member(2): beat(2)}, 25.0)
     assert presence.can_claim() == {member(1), member(2)}
 
 
@@ -75,42 +75,44 @@ def test_where_we_slept_or_the_store_did_not_answer_nobody_was_silent_for_longer
     gaps: list[float],
 ) -> None:
     presence, now = Presence(RULES), 0.0
-    presence.look({member(1): beat(1)}, now)
+    presence = presence.look({member(1): beat(1)}, now)
     silence = 0.0
     for gap in gaps:
         now, silence = now + gap, silence + 2 * RULES.beat_seconds
-        presence.look({member(1): beat(1)}, now)
+        presence = presence.look({member(1): beat(1)}, now)
         assert (member(1) in presence.can_claim()) == (silence < RULES.silent_seconds)
 
 
 def test_who_leaves_or_is_on_its_way_is_not_waited_for_and_a_new_process_is_alive_at_once() -> None:
     presence = Presence(RULES)
-    presence.look({member(1): beat(1, leaving=True), member(2): beat(1, phase="join"), member(3): beat(9)}, 0.0)
+    presence = presence.look(
+        {member(1): beat(1, leaving=True), member(2): beat(1, phase="join"), member(3): beat(9)}, 0.0
+    )
     assert presence.can_claim() == {member(3)}
     for now in range(10, 60, 10):
-        presence.look({member(3): beat(9)}, float(now))
+        presence = presence.look({member(3): beat(9)}, float(now))
     assert presence.can_claim() == set()
-    presence.look({member(3): beat(9, process=2)}, 70.0)
+    presence = presence.look({member(3): beat(9, process=2)}, 70.0)
     assert presence.can_claim() == {member(3)}
 
 
 def test_a_beat_that_the_store_does_not_bring_is_hardly_silence() -> None:
     """It counts as standing still does: for five minutes."""
     presence, alive = Presence(RULES), list[float]()
-    presence.look({member(1): beat(1), member(2): beat(1)}, 0.0)
+    presence = presence.look({member(1): beat(1), member(2): beat(1)}, 0.0)
     for now in range(10, 400, 10):
-        presence.look({member(2): beat(now)}, float(now), {member(1)})
+        presence = presence.look({member(2): beat(now)}, float(now), {member(1)})
         alive += [now] * (member(1) in presence.can_claim())
     assert alive[-1] == STUCK_SILENCES * RULES.silent_seconds - 10
-    presence.look({member(1): beat(2), member(2): beat(999)}, 400.0)
+    presence = presence.look({member(1): beat(2), member(2): beat(999)}, 400.0)
     assert member(1) in presence.can_claim()
 
 
 def test_a_beat_that_is_no_more_listed_is_silence() -> None:
     presence = Presence(RULES)
-    presence.look({member(1): beat(1)}, 0.0)
+    presence = presence.look({member(1): beat(1)}, 0.0)
     for now in range(10, 40, 10):
-        presence.look({}, float(now))
+        presence = presence.look({}, float(now))
     assert presence.can_claim() == set()
 
 
@@ -176,15 +178,15 @@ def test_the_dead_do_not_hold_up_the_living() -> None:
     assert [update.member for update in chosen.updates] == [member(1)]
 
 
-def test_who_is_silent_and_of_an_old_round_is_gone_once() -> None:
+def test_who_is_silent_and_of_an_old_round_is_gone_until_its_beat_is_deleted() -> None:
     presence = Presence(RULES)
     for now in range(0, 40, 10):
-        presence.look({member(1): beat(1, round=3), member(2): beat(now, round=3)}, float(now))
+        presence = presence.look({member(1): beat(1, round=3), member(2): beat(now, round=3)}, float(now))
         if now < RULES.silent_seconds:
-            assert presence.forget_departed(4) == set()
-    assert presence.forget_departed(3) == set()
-    assert presence.forget_departed(4) == {member(1)}
-    assert presence.forget_departed(4) == set()
+            assert presence.departed(4) == []
+    assert presence.departed(3) == []
+    assert presence.departed(4) == [member(1)]
+    assert presence.look({member(2): beat(50, round=3)}, 50.0).departed(4) == []
 
 
 # --- pace --------------------------------------------------------------------------------------------------------
@@ -259,12 +261,12 @@ def test_how_long_a_round_lasts_is_told_by_half_of_the_others_and_by_no_single_o
         early[member(number)] = beat(1, round=2, passed=600.0, phase="apply")
     for number in range(6, 30):  # died long ago
         early[member(number)] = beat(1, round=1, passed=300.0)
-    presence.look(early, 0.0)
+    presence = presence.look(early, 0.0)
     assert presence.passed(3, member(1)) == 0.0
     late = {**early, member(3): beat(2, passed=120.0, phase="wait"), member(4): beat(2, passed=110.0, phase="send")}
-    presence.look(late, 5.0)
+    presence = presence.look(late, 5.0)
     assert presence.passed(3, member(1)) == 110.0
     assert presence.passed(4, member(1)) == 0.0
-    presence.look({**late, member(5): beat(2, passed=100.0, leaving=True)}, 10.0)
+    presence = presence.look({**late, member(5): beat(2, passed=100.0, leaving=True)}, 10.0)
     assert presence.passed(3, member(1)) == 120.0
     assert Presence(RULES).passed(3, member(1)) == 0.0

@@ -4,12 +4,15 @@ from typing import cast
 
 import pytest
 
+from murmur.cluster.documents import CALL_SECONDS
 from murmur.cluster.heartbeat import LEAVE_SECONDS, Heartbeat
-from murmur.cluster.ledger import CALL_SECONDS, Ledger
+from murmur.cluster.ledger import Ledger
+from murmur.cluster.state import Round
 from murmur.lab.simulation.clock import Life
-from murmur.protocol.cluster import Beat
+from murmur.protocol.cluster import Beat, Standing
 from murmur.protocol.errors import StorageError
 from murmur.protocol.ports import Time
+from murmur.protocol.types import Digest
 
 BEAT_SECONDS = 5.0
 
@@ -33,8 +36,8 @@ class Stalling:
 def begin(life: Life, stall: float) -> tuple[Stalling, Heartbeat]:
     """The heartbeat of a member that trains."""
     store = Stalling(life, stall)
-    heartbeat = Heartbeat(cast(Ledger, store), "lab-a", BEAT_SECONDS)
-    heartbeat.phase = "train"
+    round = Round(3, Digest(bytes(32)), standing=Standing.TRAINING)
+    heartbeat = Heartbeat(cast(Ledger, store), "lab-a", lambda: round, lambda: BEAT_SECONDS)
     heartbeat.start()
     return store, heartbeat
 

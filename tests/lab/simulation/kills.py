@@ -13,6 +13,11 @@ from murmur.protocol import keys
 
 FILES = (
     "murmur/cluster/member.py",
+    "murmur/cluster/contribute.py",
+    "murmur/cluster/follow.py",
+    "murmur/cluster/fetch.py",
+    "murmur/cluster/repair.py",
+    "murmur/cluster/documents.py",
     "murmur/cluster/recovery.py",
     "murmur/rounds/contribution.py",
     "murmur/node/state/node_state.py",

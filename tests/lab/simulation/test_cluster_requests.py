@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from murmur.cluster.deletion import delete_payloads
 from murmur.cluster.group_keys import Group
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.rejoin import last_round, usable
@@ -54,7 +55,7 @@ def test_an_amendment_holds_from_the_round_after_the_record_that_names_it(watche
     for machine in cluster.machines:
         assert machine.program is not None
         spec = machine.program.spec
-        assert (spec.outer.alpha, spec.inner.steps, machine.program.heartbeat.beat_seconds) == (0.5, STEPS + 5, 4.0)
+        assert (spec.outer.alpha, spec.inner.steps, spec.cluster.beat_seconds) == (0.5, STEPS + 5, 4.0)
     for number, record in enumerate(watched.records()):
         assert {update.steps for update in record.updates} <= set(range(1, STEPS + 1 + 5 * (number > first)))
     assert any(update.steps == STEPS + 5 for record in watched.records()[first + 1 :] for update in record.updates)
@@ -253,7 +254,7 @@ def test_a_strangers_object_before_ours_stops_no_deletion(watched: Watched) -> N
     for prefix in prefixes:
         cluster.store.bucket(BUCKET).put(prefix, b"", timeout_seconds=1)
         cluster.store.bucket(BUCKET).put(f"{prefix}!", b"", timeout_seconds=1)
-    ledger.forget(2)
+    delete_payloads(ledger, 2)
     for prefix in prefixes:
         rounds = {key.removeprefix(prefix)[:8] for key in stored if key.startswith(prefix)}
         assert {"", "!", "00000002"} <= rounds

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from murmur.cli.cluster.requests import _create
-from murmur.cluster.mean import Mean
+from murmur.cluster.deletion import delete_states
+from murmur.cluster.mean import MeanRound
 from murmur.cluster.rejoin import theta_of_most
 from murmur.export.cluster_states import ClusterStates
 from murmur.lab.simulation.cluster import BUCKET, MemberMachine
@@ -93,8 +94,7 @@ def test_who_cannot_be_read_is_not_taken_for_silent(watched: Watched) -> None:
     for machine in cluster.machines:
         program = machine.program
         assert program is not None
-        program.read_beats()
-        assert other.id in program.presence.running()
+        assert other.id in program.view.value.presence.running()
     cluster.close()
 
 
@@ -106,7 +106,7 @@ def test_many_files_of_an_old_checkpoint_are_all_deleted(watched: Watched) -> No
     ledger.states(1).put(keys.blob(Digest(bytes(32))), b"", timeout_seconds=1)
     prefix = keys.all_states(cluster.run)
     assert sum(key.startswith(prefix) for key in stored) == 601
-    ledger.forget_states(1)
+    delete_states(ledger, 1)
     assert sum(key.startswith(prefix) for key in stored) == 1
 
 
@@ -136,16 +136,12 @@ def test_an_update_is_not_given_up_for_the_time_of_an_outage() -> None:
     def make(*_: Any) -> None:
         raise Lacking(1, [peer], "its payload cannot be read")
 
-    mean: Any = Mean.__new__(Mean)
-    rules = SimpleNamespace(silent_seconds=20.0)
-    mean._member = SimpleNamespace(
-        time=SimpleNamespace(now=lambda: now),
-        heartbeat=SimpleNamespace(step=0),
-        maintenance=SimpleNamespace(publish_wanted=ask),
-        spec=SimpleNamespace(cluster=rules),
-        presence=SimpleNamespace(running=lambda: {peer}),
-    )
-    mean._maker, mean._lacking = SimpleNamespace(make=make), {}
+    mean: Any = MeanRound.__new__(MeanRound)
+    mean._ledger = SimpleNamespace(time=SimpleNamespace(now=lambda: now))
+    presence = SimpleNamespace(running=lambda: {peer})
+    mean._view = SimpleNamespace(value=SimpleNamespace(presence=presence), rules=SimpleNamespace(silent_seconds=20.0))
+    mean._wants = SimpleNamespace(publish=ask)
+    mean._maker, mean._lacking, mean._on_piece = SimpleNamespace(make=make), {}, lambda: None
     away = False
     assert not mean._make(1, None, peer)
     away = True
@@ -243,7 +239,7 @@ def test_the_stores_record_says_what_is_in_force_and_not_one_that_lost_a_race(wa
     round = program.state.saved.round
     record = watched.records()[round - 1]
     assert record.amendments == 1
-    program.log.keep(round - 1, record.model_copy(update={"amendments": 0}))
+    program.follower._log.keep(round - 1, record.model_copy(update={"amendments": 0}))
     cluster.start(machine)
     watched.play(has_records(watched, round + 4))
     cluster.close()

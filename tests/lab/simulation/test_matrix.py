@@ -109,18 +109,19 @@ def test_killed_at_many_lines_while_it_begins_at_a_checkpoint_a_member_begins_ag
     """It comes new each time, and dies so many lines later, until its begin has no more lines."""
     watched = Watched(tmp_path, exchange="int8")
     cluster, victim = watched.cluster, watched.machine(3)
-    killer, line, killed, begin = LineKiller(cluster, victim, once=True), 1, Counter[str](), Member.begin
+    killer, line, killed, begin = LineKiller(cluster, victim, once=True), 1, Counter[str](), Member._begin
 
-    def armed(member: Member) -> None:
-        if member.me == victim.id and not killer.killed:
+    def armed(member: Member) -> bool:
+        if member.ledger.me == victim.id and not killer.killed:
             killer.arm(line)
-        begin(member)
+        begun = begin(member)
         killer.disarm()
+        return begun
 
     def joined() -> bool:
         return any(event[:2] == (victim.name, "joined") for event in watched.events[before:])
 
-    monkeypatch.setattr(Member, "begin", armed)
+    monkeypatch.setattr(Member, "_begin", armed)
     for machine in cluster.machines[:2]:
         cluster.start(machine)
     watched.witness.fault("killed", victim, 1e9)
