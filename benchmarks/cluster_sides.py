@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from murmur.cluster.bootstrap import member_of
+from murmur.cluster.bootstrap import member_id
 from murmur.cluster.creation import draft
 from murmur.cluster.group_keys import Token
 from murmur.configs import presets
@@ -162,7 +162,7 @@ class Cluster(Side):
         return sum(any(event["event"] == "applied" for event in self.events(name)) for name in self.setting.names)
 
     def reading(self) -> Reading:
-        ids = {name: member_of(self.home(name), self.spec.digest).hex() for name in self.setting.names}
+        ids = {name: member_id(self.spec.digest, name).hex() for name in self.setting.names}
         records = {round: {one.member.hex(): one.steps for one in record.updates} for round, record in self._records()}
         inner = self.spec.inner
         return of_members(

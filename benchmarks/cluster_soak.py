@@ -12,7 +12,7 @@ from typing import Any
 from cluster_faults import ALL_KINDS, Fault, play, schedule
 from cluster_readings import Event
 
-from murmur.cluster.bootstrap import member_of
+from murmur.cluster.bootstrap import member_id
 from murmur.configs import presets
 from murmur.lab.localnet import cluster as demo
 from murmur.lab.localnet.links import Links
@@ -64,7 +64,7 @@ def measure(folder: Path, members: int, minutes: float, seed: int, per_hour: flo
         ledger, records = demo.reader(token, spec), list[Mapping[str, int]]()
         while (record := ledger.record(len(records))) is not None:
             records.append({one.member.hex(): one.steps for one in record.updates})
-        ids = {name: member_of(folder / "nodes" / name, spec.digest).hex() for name in names}
+        ids = {name: member_id(spec.digest, name).hex() for name in names}
     finally:
         processes.stop()
         if links is not None:

@@ -236,7 +236,7 @@ def refs_named(run: Run, round: int, log: Log) -> dict[StateRef, int]:
     """Return every state that votes of the round name, with the counted stake behind it (heads, if none has stake), the
     most first; ties go to the lowest digests."""
     tally = _Tally(vote_weights(run, round, log.commit), log.posts)
-    stakes = {ref: sum(tally.stakes[peer] for peer in tally.behind(ref)) for ref in set(tally.refs.values())}
+    stakes = {ref: sum(tally.stakes[peer] for peer in tally.behind(ref)) for ref in dict.fromkeys(tally.refs.values())}
     return {ref: stakes[ref] for ref in sorted(stakes, key=lambda ref: (-stakes[ref], ref))}
 
 
@@ -264,7 +264,7 @@ class _Tally:
     @property
     def state_ref(self) -> StateRef | None:
         """The state that more than half of the stake names."""
-        return next((state_ref for state_ref in set(self.refs.values()) if self._is_most(self.behind(state_ref))), None)
+        return next((state_ref for state_ref in self.refs.values() if self._is_most(self.behind(state_ref))), None)
 
     def behind(self, state_ref: StateRef) -> set[PeerId]:
         """Return the validators that name this state."""

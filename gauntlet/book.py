@@ -221,7 +221,7 @@ def _folded(
     seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing})
     peers = dict(book.peers) | {p: PeerRecord(first_seen=outcome.round) for p in seen if p not in book.peers}
     ratings = rate(
-        {peer: peers[peer].rating for peer in {*evaluated, *found.failed}},
+        {peer: peers[peer].rating for peer in sorted({*evaluated, *found.failed})},
         {peer: evaluation.score.unassigned for peer, evaluation in evaluated.items()},
         found.failed,
         spec.rating_band,

@@ -114,7 +114,7 @@ def samples(
 
     If too few pages are unassigned, pages assigned to the fewest peers serve as unassigned.
     """
-    pages = {peer: _pages(spec, seed.run, page_hash, peer) for peer in {*peers, *picked}}
+    pages = {peer: _pages(spec, seed.run, page_hash, peer) for peer in sorted({*peers, *picked})}
     times = Counter(page.first for own in pages.values() for page in own)
     draw = seed.draw("unassigned")
     count = spec.gauntlet.sample_sequences

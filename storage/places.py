@@ -51,7 +51,7 @@ class Shared:
             path = shelf.place(self.item, source)
             if not path.exists():
                 continue
-            for owner in self._owners - {self.item.peer}:
+            for owner in sorted(self._owners - {self.item.peer}):
                 own = cached(shelf.folder, owner, source.kept_as or source.key)
                 try:
                     os.link(path, own)

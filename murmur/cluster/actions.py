@@ -1,49 +1,47 @@
 """What a member may do next (murmur/cluster/decide.py decides, murmur/cluster/member.py does it)."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from murmur.cluster.state import ObjectLost
+from murmur.cluster.state import Missing
 from murmur.protocol.cluster import Drain, Record
-from murmur.protocol.errors import StorageError
-from murmur.protocol.types import PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class Recall:
+class Do(Enum):
+    """What needs no further words."""
+
+    RECALL = auto()
     """Read what the records before our round say."""
+    SKIP = auto()
+    """Send nothing in this round."""
+    SEND = auto()
+    """Upload our sealed update and claim it."""
+    CLAIM_AGAIN = auto()
+    """Put back our claim, which the store has lost."""
+    FIND_RECORD = auto()
+    """The others have gone on from this round: have its record, or know that the store has lost it."""
+    TRAIN_AFTER_ALL = auto()
+    """Nobody is left to claim: do not skip the round."""
+    YIELD = auto()
+    """End: an earlier process plays as this member."""
+    FINISH = auto()
+    """End: the run is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train. seconds: None for all inner steps. passed: seconds since most of the others began."""
+    """Train and seal. seconds: None for all inner steps. passed: seconds since most of the others began."""
 
     seconds: float | None
     passed: float
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
-    """Send nothing in this round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Upload our sealed update and claim it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimAgain:
-    """Put back our claim, which the store has lost; look again in so many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Create:
-    """Close the round with this record. without: the living members that have not claimed."""
+    """Close the round with this record. waited_for: how many living members have not claimed."""
 
     record: Record
-    without: frozenset[PeerId]
+    waited_for: frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,49 +52,10 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class AskFor:
-    """Ask the other members for what the bucket has lost."""
-
-    lost: ObjectLost
-
-
-@dataclass(frozen=True, slots=True)
-class FindRecord:
-    """The others have gone on from this round: have its record, or know that the store has lost it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Leave our state for the run's."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class TrainAfterAll:
-    """Nobody is left to claim: train after all, in so many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitStore:
-    """Wait for the store."""
-
-    fault: StorageError
-
-
-@dataclass(frozen=True, slots=True)
 class Sleep:
-    """Wait for the others; look again in so many seconds. waiting: how many living members have not claimed."""
+    """Wait for so many living members that have not claimed."""
 
-    seconds: float
     waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class Yield:
-    """End: an earlier process plays as this member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +65,5 @@ class Leave:
     asked: Drain
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """End: the run is closed."""
-
-
-Action = (
-    Recall
-    | Train
-    | Skip
-    | Send
-    | ClaimAgain
-    | Create
-    | Apply
-    | AskFor
-    | FindRecord
-    | Restart
-    | TrainAfterAll
-    | AwaitStore
-    | Sleep
-    | Yield
-    | Leave
-    | Finish
-)
+Action = Do | Train | Create | Apply | Sleep | Leave | Missing
+"""What is missing is mended: wait for the store, ask the other members for an object, or leave our state for theirs."""

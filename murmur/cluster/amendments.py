@@ -12,10 +12,10 @@ from typing import Protocol
 
 from loguru import logger
 
-from murmur import files
 from murmur.cluster.ledger import Ledger
-from murmur.protocol.cluster import GROUP, Amendment, ClusterSpec, amended
-from murmur.protocol.errors import ConfigError, InvalidMessage, StorageError
+from murmur.cluster.on_disk import OnDisk
+from murmur.protocol.cluster import Amendment, ClusterSpec, amended
+from murmur.protocol.errors import ConfigError, StorageError
 
 
 class AmendmentReader(Protocol):
@@ -85,16 +85,16 @@ class AmendedSpec:
 
 
 class KeptAmendments:
-    """The amendments, also as files in `folder`, in case the store loses one. Thread-safe."""
+    """The amendments, also on our disk, in case the store loses one. Thread-safe."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
-        self._folder, self._ledger = folder, ledger
+        self._disk, self._ledger = OnDisk(Amendment, folder, ledger.run, ledger.group), ledger
         self._taken: tuple[Amendment, ...] = ()
 
     def amendment(self, number: int) -> Amendment | None:
         """Return the bucket's, else this disk's. Raises StorageError if neither has it, and the bucket's cannot be
         read."""
-        kept = self._on_disk(number)
+        kept = self._disk.find(number)
         try:
             return self._ledger.amendment(number) or kept
         except StorageError:
@@ -104,32 +104,23 @@ class KeptAmendments:
 
     def keep(self, taken: tuple[Amendment, ...]) -> None:
         """Take these as the amendments in force."""
-        self.save(taken)
+        self._save(taken)
         self._taken = taken
 
-    def save(self, valid: tuple[Amendment, ...]) -> None:
-        """Have these amendments, the first ones, on this disk. A member has one there before it writes a record that
-        names it."""
-        for number, amendment in enumerate(valid, 1):
-            if amendment != self._on_disk(number):
-                self._save(number, amendment)
+    def announced(self, amended: AmendedSpec) -> int:
+        """Return how many valid amendments there are by now, for the next record to count. They are on this disk before
+        a record names them. One that cannot be read now comes into force with a later record."""
+        with suppress(StorageError):
+            amended = amended.coming(self._ledger.amendment)
+        self._save(amended.taken)
+        return amended.count
 
     def restore(self) -> None:
         """Put back those that the store has lost or damaged. Raises StorageError."""
         for number, amendment in enumerate(self._taken, 1):
             self._ledger.restore_amendment(number, amendment)
 
-    def _save(self, number: int, amendment: Amendment) -> None:
-        path, ledger = self._folder / f"{number:08d}", self._ledger
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.write(path, amendment.encode(ledger.run, number, ledger.group.signer()))
-        except OSError as fault:
-            told = "cannot keep amendment {number} on this disk ({fault}); other members keep it"
-            logger.warning(told, number=number, fault=str(fault))
-
-    def _on_disk(self, number: int) -> Amendment | None:
-        with suppress(OSError, InvalidMessage):
-            data = (self._folder / f"{number:08d}").read_bytes()
-            return Amendment.parse(data, self._ledger.run, number, GROUP, self._ledger.group.verify)
-        return None
+    def _save(self, taken: tuple[Amendment, ...]) -> None:
+        for number, amendment in enumerate(taken, 1):
+            if amendment != self._disk.find(number):
+                self._disk.keep(number, amendment)

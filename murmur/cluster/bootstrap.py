@@ -2,7 +2,6 @@
 home."""
 
 import os
-import secrets
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +20,7 @@ from murmur.node.sync.run_discovery import SPEC_MAX_BYTES
 from murmur.protocol import keys
 from murmur.protocol.cluster import GROUP, ClusterSpec, parse_cluster
 from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
-from murmur.protocol.types import DIGEST_BYTES, Digest, PeerId
+from murmur.protocol.types import Digest, PeerId
 from storage.realtime import REAL
 from storage.resume import download_to
 from storage.s3 import SharedBucket, open_bucket
@@ -118,20 +117,26 @@ def is_member(home: Path, run: Digest) -> bool:
     return StateStore.exists(home, run)
 
 
-def member_of(home: Path, run: Digest) -> PeerId:
-    """Return our member id in this run: 32 random bytes, drawn at the first start and kept in the home."""
-    folder = home / run.hex()[:16]
+def member_id(run: Digest, name: str) -> PeerId:
+    """Return the id of the run's member of this name. A home that is lost comes back as the same member, and processes
+    of one name have one place in the bucket, however often they start."""
+    return PeerId(sha256(b"member" + run + name.encode()).digest())
+
+
+def member_of(home: Path, run: Digest, name: str) -> PeerId:
+    """Return our id in this run, which is kept in the home. Raises ConfigError if the home is another member's: what it
+    has sealed would be sent as ours."""
+    folder, member = home / run.hex()[:16], member_id(run, name)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / _MEMBER
     if not path.exists():
-        files.write(path, secrets.token_bytes(DIGEST_BYTES).hex().encode())
-    try:
-        member = bytes.fromhex(path.read_text())
-    except ValueError:
-        member = b""
-    if len(member) != DIGEST_BYTES:
-        raise ConfigError(f"{path} is damaged: delete it, and this machine joins as a new member")
-    return PeerId(member)
+        files.write(path, member.hex().encode())
+    if path.read_bytes() != member.hex().encode():
+        raise ConfigError(
+            f"this home has taken part under another name than {name} ({path} says so, or is damaged): start it with "
+            "the name that it had, or give this member another --home"
+        )
+    return member
 
 
 class SharedData:

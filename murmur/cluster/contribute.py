@@ -10,18 +10,18 @@ from murmur.data.shards import Shards
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.saved import SealedRound
 from murmur.node.telemetry.events import round_seconds
-from murmur.protocol.cluster import Claim
+from murmur.protocol.assignment import assigned
+from murmur.protocol.cluster import Claim, ClusterSpec
 from murmur.protocol.spec import InnerSpec
 from murmur.protocol.types import Digest, Page
 from murmur.rounds.contribution import Diverged, RoundWork
 
 
 class Contributor:
-    """Makes and sends one member's updates. seconds: returns the time-out of one try to send one. maker: in the int8
-    exchange."""
+    """Makes and sends one member's updates. seconds: time-out of one try to send one. maker: in the int8 exchange."""
 
     def __init__(
-        self, ledger: Ledger, state: NodeState, shards: Shards, maker: MeanMaker | None, seconds: Callable[[], float]
+        self, ledger: Ledger, state: NodeState, shards: Shards, maker: MeanMaker | None, seconds: float
     ) -> None:
         self._ledger, self._state, self._maker, self._seconds = ledger, state, maker, seconds
         self._work = RoundWork(
@@ -40,32 +40,44 @@ class Contributor:
         self._tried: Digest | None = None
         """The last update that this process has begun to send."""
 
-    def hold(self, pages: Sequence[Page]) -> None:
-        """Have the text of these pages here."""
+    def pages(self, spec: ClusterSpec, link: Digest) -> tuple[Page, ...]:
+        """Return the pages that are ours in a round, drawn from the link of the record before it; their text is here
+        then. Raises StorageError."""
+        pages = assigned(
+            self._ledger.run,
+            link,
+            self._ledger.me,
+            num_pages=spec.num_pages,
+            page_tokens=spec.page_tokens,
+            count=spec.pages_per_round,
+            first_page=spec.inner.first_page,
+        )
         self._work.hold(pages)
+        return pages
 
     def train(
         self,
         round: int,
         pages: Sequence[Page],
         inner: InnerSpec,
+        least: int,
         stopped: Callable[[], bool],
-        ended: Callable[[], None],
-    ) -> int:
-        """Run inner steps until `stopped`, called after each, returns true. Return how many are done. ended: called
-        when they are."""
+        trained: Callable[[], None],
+    ) -> SealedRound | None:
+        """Run inner steps until `stopped`, called after each, returns true; return the update that they give, sealed
+        and on this disk. None if there are fewer than `least`, or they have diverged. trained: called when they are
+        done. Raises StorageError."""
         training = self._work.training(round, pages, inner)
         done = training.go_on(stopped)
         self.step_seconds = training.seconds / done if done else None
         training.end()
         self._trained_at = self._ledger.time.now()
-        ended()
-        return done
-
-    def seal(self, round: int) -> SealedRound | None:
-        """Return the update of our inner steps, sealed and on this disk; None if they have diverged."""
+        trained()
+        if done < least:
+            logger.warning("round {round}: {done} steps are too few to send anything", round=round, done=done)
+            return None
         try:
-            return self._work.seal(round, self._work.compress(), self._seconds)
+            return self._work.seal(round, self._work.compress(), lambda: self._seconds)
         except Diverged as fault:
             logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
             self._state.events.emit("interrupted", round, fault=str(fault))
@@ -77,7 +89,7 @@ class Contributor:
         tried, self._tried = self._tried, sealed.object
         # It may be there since before this process began, or what comes after it may have failed.
         if tried not in (None, sealed.object) or not self._work.is_published(round, sealed):
-            self._work.publish(round, sealed, self._seconds)
+            self._work.publish(round, sealed, lambda: self._seconds)
         if self._maker is not None:
             self._maker.publish_blocks(round, sealed.object, sealed.key)
         theta, link = self._state.ref

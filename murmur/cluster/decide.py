@@ -5,27 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from murmur.cluster.actions import (
-    Action,
-    Apply,
-    AskFor,
-    AwaitStore,
-    ClaimAgain,
-    Create,
-    FindRecord,
-    Finish,
-    Leave,
-    Recall,
-    Restart,
-    Send,
-    Skip,
-    Sleep,
-    Train,
-    TrainAfterAll,
-    Yield,
-)
-from murmur.cluster.pace import Pace, grace_seconds, look_seconds, seconds_left
-from murmur.cluster.state import Elsewhere, Missing, ObjectLost, Round, StoreAway, View
+from murmur.cluster.actions import Action, Apply, Create, Do, Leave, Sleep, Train
+from murmur.cluster.pace import Pace, grace_seconds, seconds_left
+from murmur.cluster.state import Elsewhere, Round, View
 from murmur.protocol.assignment import Draw
 from murmur.protocol.cluster import Claim, ClusterTable, Contribution, Record, Standing
 from murmur.protocol.types import Digest, PeerId
@@ -45,19 +27,19 @@ def next_action(round: Round, view: View, me: PeerId, rules: ClusterTable, pace:
     if not needs_look(round):
         return _own_action(round)
     if view.missing is not None:
-        return _lacking(view.missing)
+        return view.missing
     if view.twin:
-        return Yield()
+        return Do.YIELD
     if view.record is not None:
         if (view.record.theta, view.record.previous) != (round.theta, round.link):
-            return Restart(f"the record of round {round.number} belongs to another state than ours")
+            return Elsewhere(f"the record of round {round.number} belongs to another state than ours")
         return Apply(view.record)
     if round.claimed or round.skips:
-        return _wait(round, view, me, rules, pace)
+        return _wait(round, view, me, rules)
     if round.sealed is not None:
-        return Send()
+        return Do.SEND
     if round.spoken:
-        return Skip()  # the payload of that claim is lost to us, and others may already apply it
+        return Do.SKIP  # the payload of that claim is lost to us, and others may already apply it
     passed = view.presence.passed(round.number, me)
     return Train(seconds_left(rules, pace.steps, pace.records, me, passed, pace.step_seconds), passed)
 
@@ -65,44 +47,34 @@ def next_action(round: Round, view: View, me: PeerId, rules: ClusterTable, pace:
 def _own_action(round: Round) -> Action:
     """Return what a member does next whatever the bucket shows."""
     if round.missing is not None:
-        return _lacking(round.missing)
+        return round.missing
     if not round.recalled:
-        return Recall()
+        return Do.RECALL
     if round.closed:
-        return Finish()
+        return Do.FINISH
     if round.drained is not None:
         return Leave(round.drained)
-    return Send()  # also where the round has ended meanwhile: the claim tells people that we came late
+    return Do.SEND  # also where the round has ended meanwhile: the claim tells people that we came late
 
 
-def _lacking(lack: Missing) -> Action:
-    match lack:
-        case StoreAway(fault):
-            return AwaitStore(fault)
-        case ObjectLost() as lost:
-            return AskFor(lost)
-        case Elsewhere(why):
-            return Restart(why)
-
-
-def _wait(round: Round, view: View, me: PeerId, rules: ClusterTable, pace: Pace) -> Action:
+def _wait(round: Round, view: View, me: PeerId, rules: ClusterTable) -> Action:
     """Return what a member does that has no more to send in its round."""
     if view.presence.furthest() > round.number:
-        return FindRecord()
-    claims, living, look = view.claims, view.presence.can_claim(), look_seconds(rules, pace.records)
+        return Do.FIND_RECORD
+    claims, living = view.claims, view.presence.can_claim()
     stands = round_progress(claims, living)
     if claims and stands.ends(round.enough_for, grace_seconds(rules, claims.values())):
         record = choose(claims, living, (round.theta, round.link), me)
         if record is None:
-            return Restart(f"most of the claims of round {round.number} build on another record than ours")
+            return Elsewhere(f"most of the claims of round {round.number} build on another record than ours")
         if record.theta != round.theta:
-            return Restart(f"most of the claims of round {round.number} name another theta")
+            return Elsewhere(f"most of the claims of round {round.number} name another theta")
         return Create(record, stands.waiting)
     if round.claimed and me not in claims:
-        return ClaimAgain(look)
+        return Do.CLAIM_AGAIN
     if round.skips and not claims and not stands.waiting:
-        return TrainAfterAll(rules.beat_seconds)
-    return Sleep(look, len(stands.waiting))
+        return Do.TRAIN_AFTER_ALL
+    return Sleep(len(stands.waiting))
 
 
 def has_to_stop(round: Round, view: View, me: PeerId) -> bool:

@@ -1,7 +1,7 @@
 """Fetching a round's objects as they are announced, in parallel with the rest of the round."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class ClaimedSources:
 class PayloadFetcher:
     """Fetches objects of one round after the other into `cache`. Thread-safe. seconds: how long one may take."""
 
-    def __init__(self, ledger: Ledger, cache: Path, seconds: Callable[[], float]) -> None:
+    def __init__(self, ledger: Ledger, cache: Path, seconds: float) -> None:
         self._ledger, self._cache, self._seconds = ledger, cache, seconds
         self._lock = threading.Lock()
         self._round = -1
@@ -47,7 +47,7 @@ class PayloadFetcher:
         if not isinstance(spec.layout, DenseLayout):
             ledger = self._ledger
             others = {member: claim for member, claim in claims.items() if member != ledger.me}
-            self.fetch(round, others, dict.fromkeys(others, spec.object_bytes), seconds=self._seconds())
+            self.fetch(round, others, dict.fromkeys(others, spec.object_bytes), seconds=self._seconds)
 
     def fetch(
         self,
@@ -70,7 +70,7 @@ class PayloadFetcher:
             Wanted(peer, sources.payload(ledger.run, round, peer), sizes[peer], matches(objects[peer].envelope))
             for peer in new
         ]
-        started = self._start(wanted, len(new) * self._seconds() if seconds is None else seconds)
+        started = self._start(wanted, len(new) * self._seconds if seconds is None else seconds)
         with self._lock:
             if self._round == round:
                 self._started.append(started)

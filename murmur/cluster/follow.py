@@ -1,6 +1,6 @@
 """What a round comes to: its record's updates are fetched and applied."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from loguru import logger
 
@@ -8,7 +8,7 @@ from gauntlet.agreement import Agreed
 from murmur.cluster.fetch import ClaimedSources, PayloadFetcher
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.mean import MeanRound
-from murmur.cluster.record_log import RecordLog
+from murmur.cluster.on_disk import OnDisk
 from murmur.node.fetch.opening import open_pinned
 from murmur.node.fetch.payloads import Lacking, fetch_pinned
 from murmur.node.state.node_state import NodeState
@@ -20,16 +20,16 @@ from storage.exchange import Data, FetchFault
 
 class Follower:
     """Applies records to one member's state. log: the last records on our disk. mean: in the int8 exchange. seconds:
-    returns the time-out of one try to fetch an object."""
+    time-out of one try to fetch an object."""
 
     def __init__(
         self,
         ledger: Ledger,
         state: NodeState,
-        log: RecordLog,
+        log: OnDisk[Record],
         fetcher: PayloadFetcher,
         mean: MeanRound | None,
-        seconds: Callable[[], float],
+        seconds: float,
     ) -> None:
         self._ledger, self._state, self._log, self._fetcher = ledger, state, log, fetcher
         self._mean, self._seconds = mean, seconds
@@ -39,7 +39,7 @@ class Follower:
         state, me, state_ref = self._state, self._ledger.me, self._state.ref
         with state.timeline.begin("wait"):
             self._fetcher.wait()
-        self._log.keep(round, record)
+        self._log.keep(round, record, oldest=round - spec.cluster.keep_rounds + 1)
         contributing = [update.member for update in record.updates]
         # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
         mine = None if me in contributing or self._mean is not None else state.own_update(round)
@@ -90,7 +90,7 @@ class Follower:
     ) -> tuple[list[tuple[PeerId, Digest]], dict[PeerId, Data]]:
         """The sealed objects that are pinned, with their digests: all of them, or Lacking is raised."""
         pairs = [(peer, one.envelope) for peer, one in sorted(pinned.items())]
-        seconds, cache, sources = len(pairs) * self._seconds(), self._state.cache, ClaimedSources(self._ledger, pinned)
+        seconds, cache, sources = len(pairs) * self._seconds, self._state.cache, ClaimedSources(self._ledger, pinned)
         found = fetch_pinned(spec, self._ledger.run, round, pairs, sources, seconds, cache, self._ledger.time)
         lacking = [peer for peer, data in found.items() if isinstance(data, FetchFault)]
         if lacking:

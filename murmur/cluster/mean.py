@@ -29,7 +29,7 @@ TOLD_SECONDS = 60.0
 
 class MeanRound:
     """The parts of each round's mean, as one member makes and awaits them. on_piece: called after each piece of a part
-    that we make."""
+    that `maker`, ours, makes."""
 
     def __init__(
         self,

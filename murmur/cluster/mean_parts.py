@@ -39,7 +39,7 @@ PIECE_BYTES = 64 << 20
 class MeanMaker:
     """Makes parts of means for a run's members. `seconds`: how long the payloads of one request may take."""
 
-    def __init__(self, ledger: Ledger, state: NodeState, layout: DenseLayout, seconds: Callable[[], float]) -> None:
+    def __init__(self, ledger: Ledger, state: NodeState, layout: DenseLayout, seconds: float) -> None:
         self._ledger, self._state, self._layout, self._seconds = ledger, state, layout, seconds
         self._published = Digest(b""), b""
         """Our last sealed object's digest, and what we have published of its blocks."""
@@ -82,7 +82,7 @@ class MeanMaker:
         same = lost is not None and sealed.digest == lost.envelope
         if lost is not None and not same:
             sealed = sealing()  # a key opens one object only
-        ledger.bucket.put(ledger.payload_key(round, owner, sealed.key), sealed.object, timeout_seconds=self._seconds())
+        ledger.bucket.put(ledger.payload_key(round, owner, sealed.key), sealed.object, timeout_seconds=self._seconds)
         with suppress(ConfigError):  # this disk is full: then it is fetched
             keep(cached(self._state.cache, owner, keys.mean(ledger.run, round)), sealed.object)
         if not same:
@@ -157,7 +157,7 @@ class MeanMaker:
     def _gather(self, wanted: Sequence[Wanted]) -> Mapping[PeerId, Data | FetchFault]:
         if not wanted:
             return {}
-        return gather(wanted, timeout_seconds=self._seconds(), max_threads=FETCH_THREADS, time=self._ledger.time)
+        return gather(wanted, timeout_seconds=self._seconds, max_threads=FETCH_THREADS, time=self._ledger.time)
 
     @property
     def _plaintext_bytes(self) -> int:

@@ -89,7 +89,7 @@ class Presence:
     def passed(self, round: int, but: PeerId) -> float:
         """Return the seconds since most of the other living members began the round's inner steps; 0 before. Of three
         or more, one that begins early makes nobody late: a round does not end before most have claimed."""
-        beats = [self.seen[member].beat for member in self.can_claim() - {but}]
+        beats = [self.seen[member].beat for member in sorted(self.can_claim() - {but})]
         # At our first look, all members that ever died seem to live.
         near = [beat for beat in beats if round - 1 <= beat.round <= round]
         begun = [beat for beat in near if beat.round == round and beat.phase in ("train", "send", "wait")]

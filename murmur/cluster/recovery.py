@@ -3,8 +3,8 @@
 from loguru import logger
 
 from murmur.cluster.ledger import Ledger, UnreadableRecord
+from murmur.cluster.on_disk import OnDisk
 from murmur.cluster.pace import ROUNDS
-from murmur.cluster.record_log import RecordLog
 from murmur.cluster.rejoin import from_checkpoint, from_genesis
 from murmur.cluster.repair import Wants
 from murmur.node.fetch.payloads import Lacking
@@ -21,7 +21,7 @@ LOST_SILENCES = 6.0
 class Recovery:
     """Brings one member back to the run's state. `log`: the last records on our disk."""
 
-    def __init__(self, ledger: Ledger, state: NodeState, log: RecordLog, wants: Wants) -> None:
+    def __init__(self, ledger: Ledger, state: NodeState, log: OnDisk[Record], wants: Wants) -> None:
         self._ledger, self._state, self._log, self._wants = ledger, state, log, wants
         self._lacking = (-1, 0.0)
         """The round of which we lack something, and since when."""

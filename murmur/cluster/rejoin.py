@@ -33,9 +33,18 @@ _UNUSABLE = (StorageError, CheckpointCorrupt, OutOfSync)
 
 def begin(ledger: Ledger, state: NodeState) -> None:
     """Resume from this folder; begin with the newest usable checkpoint if the folder is fresh, with theta_0 before
-    there is one. Raises StorageError, or ConfigError if theta_0 is damaged."""
-    if state.resume():
-        return
+    there is one. Uploads that we did not live to finish are aborted. Raises StorageError, or ConfigError if theta_0 is
+    damaged."""
+    if not state.resume():
+        _begin_fresh(ledger, state)
+    try:
+        ledger.abort_unfinished(state.saved.round)
+    except StorageError as fault:
+        told = "could not remove unfinished uploads of an earlier start from the bucket: {fault}"
+        logger.warning(told, fault=str(fault))
+
+
+def _begin_fresh(ledger: Ledger, state: NodeState) -> None:
     for member, found in usable(ledger):
         try:
             _load(ledger, state, found)

@@ -14,8 +14,8 @@ from loguru import logger
 from murmur.cluster.decide import turns
 from murmur.cluster.documents import CALL_SECONDS
 from murmur.cluster.ledger import Ledger
+from murmur.cluster.on_disk import OnDisk
 from murmur.cluster.pace import SLOWEST_BYTES
-from murmur.cluster.record_log import RecordLog
 from murmur.node.fetch.opening import open_threads
 from murmur.node.state.node_state import NodeState
 from murmur.node.sync.repair_requests import Place
@@ -62,7 +62,9 @@ class Wants:
 class Repair:
     """Puts back what other members lack and we hold."""
 
-    def __init__(self, spec: Callable[[], ClusterSpec], state: NodeState, ledger: Ledger, records: RecordLog) -> None:
+    def __init__(
+        self, spec: Callable[[], ClusterSpec], state: NodeState, ledger: Ledger, records: OnDisk[Record]
+    ) -> None:
         self._spec, self._state, self._ledger, self._records = spec, state, ledger, records
         self._looks: dict[Place, int] = {}
         """In how many consecutive looks it was asked for."""

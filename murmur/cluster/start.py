@@ -83,7 +83,7 @@ def _find(config: ClusterConfig, token: Token, folder: Path) -> tuple[ClusterSpe
     run, bucket, group = token.run_id, open_shared(token), Group(token.secret)
     spec = find_spec(bucket, run)
     require_group(bucket, run, group)
-    ledger = Ledger(bucket, run, group, member_of(folder, run), REAL)
+    ledger = Ledger(bucket, run, group, member_of(folder, run, config.name), REAL)
     try:
         last = last_round(ledger, spec)
     except AccessDenied:

@@ -158,7 +158,7 @@ def test_whoever_is_killed_while_it_creates_a_run_has_the_token_of_what_is_in_th
 def test_doctor_makes_no_member_of_a_machine(tmp_path: Path) -> None:
     """A first start ends if the bucket does not answer; a member's start waits."""
     run = Digest(bytes(32))
-    member_of(tmp_path, run)
+    member_of(tmp_path, run, "lab-a")
     assert not is_member(tmp_path, run)
     StateStore(tmp_path, run).close()
     assert is_member(tmp_path, run)

@@ -21,7 +21,7 @@ from murmur.cli.doctor.slow_checks import (
     versions,
 )
 from murmur.cluster.amendments import AmendedSpec, AmendmentLost
-from murmur.cluster.bootstrap import OWN_GROUP, another_group, find_spec, member_of, open_data, open_shared, wrong_group
+from murmur.cluster.bootstrap import OWN_GROUP, another_group, find_spec, member_id, open_data, open_shared, wrong_group
 from murmur.cluster.documents import CALL_SECONDS
 from murmur.cluster.group_keys import Group, Token, parse_token, read_token
 from murmur.cluster.ledger import Ledger, UnreadableRecord
@@ -100,7 +100,8 @@ def examine(options: Namespace) -> int:
 def token(member: ExaminedMember) -> str:
     """Check that the token is complete and leads to a bucket."""
     member.token = parse_token(read_token(member.config.token_file))
-    member.bucket, member.me = open_shared(member.token), member_of(member.home, member.token.run_id)
+    member.bucket = open_shared(member.token)
+    member.me = member_id(member.token.run_id, member.config.name)
     member.ledger = Ledger(member.bucket, member.token.run_id, Group(member.token.secret), member.me, member.time)
     return f"run {member.token.run[:16]} in {member.token.endpoint}/{member.token.bucket}"
 

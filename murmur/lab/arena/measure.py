@@ -110,7 +110,7 @@ def _shares(story: Story, names: set[str]) -> list[float]:
     paid: dict[str, float] = dict.fromkeys(sorted(names), 0.0)
     rounds: dict[str, int] = dict.fromkeys(paid, 0)
     for log in story.rounds:
-        for name in set(log.players.values()) & names:
+        for name in sorted(set(log.players.values()) & names):
             rounds[name] += 1
         for peer, name in log.players.items():
             if name in names:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from murmur.cluster.bootstrap import member_id
 from murmur.cluster.group_keys import Group
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.member import Member
@@ -39,7 +40,6 @@ class MemberMachine(Machine[Member]):
     """One member's machine."""
 
     id: PeerId
-    homes: int = 0
     dead_link: int = 0
     stalls: int = 0
     slow: list[float] = field(default_factory=list)
@@ -60,7 +60,8 @@ class Cluster(Machines[MemberMachine]):
         self.store_slow: list[float] = []
         names = [f"member-{number}" for number in range(1, members + 1)]
         self.machines = [
-            MemberMachine(name, folder / name, self.random.uniform(0.85, 1.15), _member_id(name, 0)) for name in names
+            MemberMachine(name, folder / name, self.random.uniform(0.85, 1.15), member_id(self.run, name))
+            for name in names
         ]
         self._by_name = {machine.name: machine for machine in self.machines}
 
@@ -87,12 +88,6 @@ class Cluster(Machines[MemberMachine]):
 
             life.start(say, "leaving")
             self.tell(machine, "leaves", -1, {})
-
-    def wipe(self, machine: MemberMachine) -> None:
-        """Its home is gone, and with it who it was. The process must be dead."""
-        super().wipe(machine)
-        machine.homes += 1
-        machine.id = _member_id(machine.name, machine.homes)
 
     def make_program(self, machine: MemberMachine, life: Life, disk: StateStore) -> Member:
         draw = random.Random(f"{self.seed} {machine.name} {machine.lives}")
@@ -153,7 +148,3 @@ def _spec(exchange: Exchange, genesis: Digest) -> ClusterSpec:
 
 def _model(exchange: Exchange) -> ModelSpec:
     return DEEP if exchange == "int8" else MODEL
-
-
-def _member_id(name: str, home: int) -> PeerId:
-    return PeerId(sha256(f"{name} {home}".encode()).digest())

@@ -183,9 +183,9 @@ def published_starts(
         if holder not in shown:
             continue
         put_up = {(checkpoint.link, checkpoint.state) for checkpoint in shown[holder].checkpoints}
-        for state in put_up:
+        for state in sorted(put_up):
             holders.setdefault(state, []).append(holder)
-        for link, digest in {*put_up, *shown[holder].states}:
+        for link, digest in sorted({*put_up, *shown[holder].states}):
             named = backing.setdefault(link, {})
             named[digest] = named.get(digest, 0) + stakes.get(holder, 0)
     named_by_most: list[Offer] = []

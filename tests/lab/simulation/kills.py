@@ -13,6 +13,7 @@ from murmur.protocol import keys
 
 FILES = (
     "murmur/cluster/member.py",
+    "murmur/cluster/play.py",
     "murmur/cluster/contribute.py",
     "murmur/cluster/follow.py",
     "murmur/cluster/fetch.py",

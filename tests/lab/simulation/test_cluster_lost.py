@@ -179,7 +179,7 @@ def test_where_an_uploader_of_the_last_theta_dies_for_good_another_one_uploads_i
     def see(call: Call) -> None:
         if call.verb == "put" and is_state(call.key) and not dead:
             machine = cluster._by_name.get(call.reader)
-            if machine is not None and machine.program is not None and machine.program.amended.closed:
+            if machine is not None and machine.program is not None and machine.program.play.amended.closed:
                 dead.append(machine)
                 for_good(cluster, machine)
 
@@ -255,7 +255,7 @@ def test_an_amendment_that_the_store_loses_is_put_back_and_nobody_writes_another
     assert {machine.id for machine in again} <= set(watched.records()[-1].claims)
     owner(cluster).amend(2, Amendment(changes={"outer": {"alpha": 0.9}}))
     watched.play(has_records(watched, 11), hours=2)
-    assert {machine.program.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.9}
+    assert {machine.program.play.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.9}
     cluster.close()
     assert_one_history(watched)
 

@@ -54,7 +54,7 @@ def test_an_amendment_holds_from_the_round_after_the_record_that_names_it(watche
     assert found == [0] * first + [1] * (len(found) - first)
     for machine in cluster.machines:
         assert machine.program is not None
-        spec = machine.program.spec
+        spec = machine.program.play.spec
         assert (spec.outer.alpha, spec.inner.steps, spec.cluster.beat_seconds) == (0.5, STEPS + 5, 4.0)
     for number, record in enumerate(watched.records()):
         assert {update.steps for update in record.updates} <= set(range(1, STEPS + 1 + 5 * (number > first)))
@@ -73,7 +73,7 @@ def test_a_member_killed_while_an_amendment_comes_follows_it_like_the_others(tmp
     owner(cluster).amend(1, Amendment(changes={"outer": {"alpha": 0.5}}))
     watched.play(has_records(watched, 5))
     assert killer.killed
-    assert {machine.program.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.5}
+    assert {machine.program.play.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.5}
     cluster.close()
     assert_one_history(watched)
     assert counts(watched)[-1] == 1

@@ -187,7 +187,7 @@ def computes_wrongly(machine: MemberMachine, count: int) -> None:
 
     def broken(*words: Any, **named: Any) -> Any:
         done = step(*words, **named)
-        if program.amended.coming(program.ledger.amendment).count > program.amended.count:
+        if program.play.amended.coming(program.ledger.amendment).count > program.play.amended.count:
             next(iter(program.state.replica.theta.values())).view(-1)[0] += 1.0
         return done
 
@@ -239,7 +239,7 @@ def test_the_stores_record_says_what_is_in_force_and_not_one_that_lost_a_race(wa
     round = program.state.saved.round
     record = watched.records()[round - 1]
     assert record.amendments == 1
-    program.follower._log.keep(round - 1, record.model_copy(update={"amendments": 0}))
+    program.play.log.keep(round - 1, record.model_copy(update={"amendments": 0}))
     cluster.start(machine)
     watched.play(has_records(watched, round + 4))
     cluster.close()
@@ -255,7 +255,7 @@ def test_an_amendment_that_is_refused_stays_on_no_disk(watched: Watched) -> None
     assert set(counts(watched)) == {0}
     for machine in cluster.machines:
         assert machine.program is not None
-        assert machine.program.amendments._on_disk(1) is None
+        assert machine.program.play.amendments._disk.find(1) is None
     cluster.close()
 
 

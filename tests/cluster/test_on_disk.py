@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from murmur.cluster.group_keys import Group, new_secret
-from murmur.cluster.record_log import RecordLog
+from murmur.cluster.on_disk import OnDisk
 from murmur.protocol.cluster import Contribution, Record
 from murmur.protocol.types import Digest
 
@@ -15,9 +15,9 @@ RECORD = Record(by="55" * 32, theta="11" * 32, previous=LINK, updates=(UPDATE,))
 
 
 def test_the_last_records_come_back_and_what_the_disk_changes_does_not(tmp_path: Path) -> None:
-    log = RecordLog(tmp_path / "records", RUN, Group(new_secret()), keep_rounds=3)
+    log = OnDisk(Record, tmp_path / "records", RUN, Group(new_secret()))
     for round in range(6):
-        log.keep(round, RECORD)
+        log.keep(round, RECORD, oldest=round - 2)
     assert [round for round in range(7) if log.find(round)] == [3, 4, 5]
     assert log.find(4) == RECORD
     path = tmp_path / "records" / f"{4:08d}"
@@ -28,6 +28,6 @@ def test_the_last_records_come_back_and_what_the_disk_changes_does_not(tmp_path:
 
 def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "records").write_bytes(b"a file")
-    log = RecordLog(tmp_path / "records", RUN, Group(new_secret()), keep_rounds=3)
+    log = OnDisk(Record, tmp_path / "records", RUN, Group(new_secret()))
     log.keep(0, RECORD)
     assert log.find(0) is None
