@@ -18,16 +18,15 @@ from murmur.cli.dashboard import _cluster
 from murmur.cli.main import main
 from murmur.cluster.bootstrap import Group, find_spec, is_member, member_of, open_shared, require_group
 from murmur.cluster.group_keys import parse_token
-from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import Ledger
 from murmur.lab.localnet.store import StoreReady, read_ready
 from murmur.lab.localnet.training_text import text_data
 from murmur.node.state.store import StateStore
 from murmur.page.server import Watched
-from murmur.protocol.cluster import Beat
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Digest, PeerId
 from storage.realtime import REAL
+from tests.cluster.beats import Beats
 from tests.page.synthetic_cluster import spec
 from tests.storage.conftest import served
 
@@ -92,7 +91,7 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
         require_group(bucket, run, Group("99" * 32))
 
     ledger = Ledger(bucket, run, Group(token.secret), PeerId(b"\7" * 32), REAL)
-    Heartbeat(ledger, "lab-a", spec.cluster.beat_seconds).leave()
+    Beats(ledger, "lab-a").leave()
     assert main(["cluster", "status", "--token-file", "ours.token", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(member["name"], member["phase"], member["alive"]) for member in found["members"]] == [
@@ -100,15 +99,6 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
     ]
     assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
     assert "0 members alive" in capsys.readouterr().out
-
-    for number in (8, 9):
-        twin = Ledger(bucket, run, Group(token.secret), PeerId(bytes([number] * 32)), REAL)
-        twin.beat(Beat(name="twin", process="0" * 16, count=1, round=0, step=0, phase="train", leaving=False), 5.0)
-    assert main(["cluster", "drain", "twin", "--token-file", "ours.token"]) == 2
-    assert "twin.08080808 or twin.09090909" in capsys.readouterr().err
-    assert main(["cluster", "drain", "twin.08080808", "--token-file", "ours.token"]) == 0
-    for member in ledger.members()[1:]:
-        ledger.clear(member)
 
     watched = Watched(_cluster(Path("ours.token")))
     try:

@@ -88,7 +88,7 @@ def test_a_slower_machine_is_told_what_it_will_do(
     bucket, run = open_shared(token), token.run_id
     spec, ledger = find_spec(bucket, run), Ledger(bucket, run, Group(token.secret), PeerId(b"\5" * 32), REAL)
     assert ledger.rounds() == 0
-    assert ledger.create(0, record_of(ledger.me, spec.inner.steps))
+    assert ledger.close(0, record_of(ledger.me, spec.inner.steps))
     try:
         assert ledger.rounds() == 1
         status, found = examined(capsys, words)
@@ -120,7 +120,7 @@ def test_members_that_live_are_counted_by_the_spec_in_force(
         dead.beat(beat, 5)
         beating.start()
         assert dead.amend(1, Amendment(changes={"cluster": {"beat_seconds": 0.5, "silent_seconds": 2.0}}))
-        assert dead.create(0, record_of(dead.me, steps=1, amendments=1))
+        assert dead.close(0, record_of(dead.me, steps=1, amendments=1))
         began = monotonic()
         status, found = examined(capsys, words)
         assert monotonic() - began < 1.5 * find_spec(bucket, run).cluster.beat_seconds
@@ -154,7 +154,7 @@ def test_status_tells_who_holds_another_theta_and_who_goes_on_from_another_recor
 
     beating = Thread(target=live)
     try:
-        assert ledgers[0].create(0, first)
+        assert ledgers[0].close(0, first)
         for ledger, previous in zip(ledgers, (link, link, "dd" * 32, "ee" * 32), strict=True):
             said = {"theta": "aa" * 32, "previous": previous, "envelope": "55" * 32, "key": "66" * 32}
             ledger.claim(1, Claim.model_validate({**said, "steps": 1, "seconds": 1.0}))
@@ -179,7 +179,7 @@ def test_status_tells_of_a_damaged_record_and_shows_the_rest(token: Token, capsy
     ledger = Ledger(bucket, run, Group(token.secret), PeerId(bytes([7]) * 32), REAL)
     try:
         bucket.put(keys.record(run, 0), b"of nobody", timeout_seconds=10)
-        assert ledger.create(1, record_of(ledger.me, steps=3, amendments=1))
+        assert ledger.close(1, record_of(ledger.me, steps=3, amendments=1))
         assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
         shown = capsys.readouterr()
     finally:

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from murmur.cli.main import main
-from murmur.cluster.bootstrap import open_shared
+from murmur.cluster.bootstrap import member_id, open_shared
 from murmur.cluster.group_keys import Group, Token, parse_token
-from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import Ledger
 from murmur.configs import presets
 from murmur.lab.localnet import cluster as demo
@@ -24,6 +23,7 @@ from murmur.protocol import keys
 from murmur.protocol.types import PeerId
 from storage.realtime import REAL
 from tests.cli.test_cluster import SECRET, words_for
+from tests.cluster.beats import Beats
 from tests.storage.conftest import served
 
 
@@ -58,11 +58,11 @@ OURS = ("--token-file", "ours.token")
 
 
 def test_a_member_is_drained_by_its_name(token: Token, capsys: pytest.CaptureFixture[str]) -> None:
-    me = PeerId(b"\7" * 32)
+    me = member_id(token.run_id, "lab-a")
     ledger = Ledger(open_shared(token), token.run_id, Group(token.secret), me, REAL)
     status, told = said(capsys, "drain", "lab-a", *OURS)
     assert (status, "has no member lab-a" in told) == (2, True)
-    Heartbeat(ledger, "lab-a", 5.0)._beat(10.0)
+    Beats(ledger, "lab-a").beat()
     assert not ledger.drained()
     status, told = said(capsys, "drain", "lab-a", *OURS)
     assert (status, "leaves when its round is over" in told) == (0, True)
@@ -72,7 +72,7 @@ def test_a_member_is_drained_by_its_name(token: Token, capsys: pytest.CaptureFix
     assert ledger.drained() not in (None, first)
     ledger.left()
     assert not ledger.drained()
-    Heartbeat(ledger, "lab-a", 5.0).leave()
+    Beats(ledger, "lab-a").leave()
     assert said(capsys, "drain", "lab-a", *OURS)[0] == 2
 
 

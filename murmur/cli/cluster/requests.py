@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from murmur import files
-from murmur.cli.cluster.status import told_names
 from murmur.cli.run.amend import changes_of
 from murmur.cli.run.questions import agreed_to, say
 from murmur.cluster.amendments import AmendedSpec
-from murmur.cluster.bootstrap import open_ledger
+from murmur.cluster.bootstrap import member_id, open_ledger
 from murmur.cluster.creation import place, require_store
 from murmur.cluster.group_keys import parse_token, read_token
 from murmur.cluster.ledger import Ledger
@@ -24,22 +23,14 @@ from murmur.protocol.types import DIGEST_BYTES, PeerId
 def drain(options: Namespace) -> int:
     """Ask one member to leave after its round."""
     ledger, spec = open_ledger(parse_token(read_token(options.token_file)))
-    beats = ledger.beats()
-    names = told_names(beats)
-    here = {
-        member: beat
-        for member, beat in beats.items()
-        if options.name in (beat.name, names[member]) and not beat.leaving
-    }
-    if not here:
-        there = ", ".join(sorted(names[member] for member, beat in beats.items() if not beat.leaving)) or "nobody"
+    member = member_id(ledger.run, options.name)
+    beats = {one: beat for one, beat in ledger.beats().items() if not beat.leaving}
+    if member not in beats:
+        there = ", ".join(sorted(beat.name for beat in beats.values())) or "nobody"
         raise ConfigError(f"{spec.name} has no member {options.name}: its members are {there}")
-    if len(here) > 1:
-        which = " or ".join(sorted(names[member] for member in here))
-        raise ConfigError(f"{len(here)} members are called {options.name}: name one as {which} (murmur cluster status)")
-    ((member, beat),) = here.items()
     ledger.drain(member, Drain(request=secrets.token_hex(8)))
-    say(f"{options.name}, last seen in round {beat.round}, leaves when its round is over. Its process then ends")
+    round = beats[member].round
+    say(f"{options.name}, last seen in round {round}, leaves when its round is over. Its process then ends")
     return 0
 
 
@@ -86,7 +77,7 @@ def rotate(options: Namespace, secret_key: str) -> int:
         raise ConfigError("the new key is the token's present key: create another key at the store first")
     try:
         ledger, _ = open_ledger(token)
-        ledger.members()
+        ledger.rounds()
         ledger.rounds()  # some servers deny a missing object to a key that may not list
         require_store(ledger.part(PeerId(secrets.token_bytes(DIGEST_BYTES))))
     except AccessDenied as fault:

@@ -1,6 +1,6 @@
 """`murmur cluster status`: read from the bucket by a holder of the token."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
@@ -33,7 +33,7 @@ def look(token: Token, tell: Callable[[str], None]) -> dict[str, Any]:
         faults.append(str(fault))
     tell(f"waiting for each member's next beat, at most {now.spec.cluster.silent_seconds:.0f} s")
     beats, alive = living(ledger, now.spec.cluster)
-    names = told_names(beats)
+    names = {member: beat.name for member, beat in beats.items()}
     faults += differing(ledger, rounds, found.get(rounds - 1), {member: beats[member] for member in alive}, names)
     records = []
     for round, record in found.items():
@@ -127,15 +127,6 @@ def living(ledger: Ledger, rules: ClusterTable) -> tuple[dict[PeerId, Beat], set
         alive |= {member for member, beat in latest.items() if member in beats and beat != beats[member]}
         beats |= latest
     return beats, {member for member in alive if not beats[member].leaving}
-
-
-def told_names(beats: Mapping[PeerId, Beat]) -> dict[PeerId, str]:
-    """Return each member's name; with its id's beginning where several have one name."""
-    count = Counter(beat.name for beat in beats.values())
-    return {
-        member: beat.name if count[beat.name] == 1 else f"{beat.name}.{member.hex()[:8]}"
-        for member, beat in beats.items()
-    }
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:

@@ -4,7 +4,6 @@ a key of an update leaves this module.
 A record is read once, since it never changes; beats are read once a look. The store's clock says when a round ended.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -165,12 +164,8 @@ class _Members:
         return tuple(sorted(found, key=lambda member: member.name))
 
     def names(self) -> dict[str, str]:
-        """Return the name of each member by its id. Members of one name have the beginnings of their ids behind it."""
-        times = Counter(beat.name for beat in self._beats.values())
-        return {
-            member.hex(): beat.name if times[beat.name] == 1 else f"{beat.name} {member.hex()[:6]}"
-            for member, beat in self._beats.items()
-        }
+        """Return the name of each member by its id."""
+        return {member.hex(): beat.name for member, beat in self._beats.items()}
 
 
 class _History:

@@ -255,7 +255,8 @@ def test_an_amendment_that_the_store_loses_is_put_back_and_nobody_writes_another
     assert {machine.id for machine in again} <= set(watched.records()[-1].claims)
     owner(cluster).amend(2, Amendment(changes={"outer": {"alpha": 0.9}}))
     watched.play(has_records(watched, 11), hours=2)
-    assert {machine.program.play.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.9}
+    programs = [machine.program for machine in cluster.machines if machine.program is not None]
+    assert {program.play.spec.outer.alpha for program in programs} == {0.9}
     cluster.close()
     assert_one_history(watched)
 

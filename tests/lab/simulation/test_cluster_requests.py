@@ -73,7 +73,8 @@ def test_a_member_killed_while_an_amendment_comes_follows_it_like_the_others(tmp
     owner(cluster).amend(1, Amendment(changes={"outer": {"alpha": 0.5}}))
     watched.play(has_records(watched, 5))
     assert killer.killed
-    assert {machine.program.play.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.5}
+    programs = [machine.program for machine in cluster.machines if machine.program is not None]
+    assert {program.play.spec.outer.alpha for program in programs} == {0.5}
     cluster.close()
     assert_one_history(watched)
     assert counts(watched)[-1] == 1
