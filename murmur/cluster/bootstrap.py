@@ -23,7 +23,7 @@ from murmur.protocol.errors import AccessDenied, ConfigError, ObjectMissing, Obj
 from murmur.protocol.types import Digest, PeerId
 from storage.realtime import REAL
 from storage.resume import download_to
-from storage.s3 import SharedBucket, open_bucket
+from storage.s3 import RangedBucket, SharedBucket, open_bucket
 
 _MEMBER = "member"
 OWN_GROUP = (
@@ -46,7 +46,7 @@ def open_shared(token: Token) -> SharedBucket:
     return open_bucket(token.endpoint, token.bucket, token.access_key, token.secret_key, local=token.local)
 
 
-def find_spec(bucket: SharedBucket, run: Digest) -> ClusterSpec:
+def find_spec(bucket: RangedBucket, run: Digest) -> ClusterSpec:
     """Fetch the run's spec by its own digest. Raises ConfigError, also if the store does not know the token's key, and
     StorageError."""
     try:
@@ -61,7 +61,7 @@ def find_spec(bucket: SharedBucket, run: Digest) -> ClusterSpec:
         raise ConfigError(f"the store refuses the token's key ({fault}). {KEY_REPLACED}") from None
 
 
-def require_group(bucket: SharedBucket, run: Digest, group: Group) -> None:
+def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
     """Raise ConfigError if this run is another group's: the two could not read each other's claims and records."""
     if not bucket.create(keys.group(run), group.mark, timeout_seconds=CALL_SECONDS):
         raise ConfigError(f"{another_group(run)}. {OWN_GROUP}")
@@ -72,7 +72,7 @@ def another_group(run: Digest) -> str:
     return f"the run in this bucket belongs to another group than this token ({keys.group(run)} says so)"
 
 
-def wrong_group(bucket: SharedBucket, run: Digest, group: Group) -> bool:
+def wrong_group(bucket: RangedBucket, run: Digest, group: Group) -> bool:
     """Whether this run is another group's. Without a mark it may be ours: the next member to start puts it back. Writes
     nothing. Raises StorageError."""
     try:
@@ -94,7 +94,7 @@ def open_ledger(token: Token) -> tuple[Ledger, ClusterSpec]:
     return Ledger(bucket, run, group, GROUP, REAL), spec
 
 
-def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: SharedBucket, home: Path) -> Shards:
+def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, home: Path) -> Shards:
     """Open the run's data set: the configured folder, or a cache in the home that is filled from the bucket. Raises
     ConfigError, StorageError."""
     index = spec.data.index_digest
@@ -142,7 +142,7 @@ def member_of(home: Path, run: Digest, name: str) -> PeerId:
 class SharedData:
     """The data set's files in the cluster's bucket (murmur/data/remote_files.py, Remote)."""
 
-    def __init__(self, bucket: SharedBucket) -> None:
+    def __init__(self, bucket: RangedBucket) -> None:
         self._bucket = bucket
 
     def read(self, parts: Sequence[BlobRange]) -> list[bytes]:

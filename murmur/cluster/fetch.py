@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmur.cluster.documents import CALL_SECONDS
 from murmur.cluster.ledger import Ledger
+from murmur.cluster.pace import SLOWEST_BYTES
 from murmur.protocol import keys
 from murmur.protocol.cluster import Claim, ClusterSpec, MeanPart
 from murmur.protocol.layout import DenseLayout
@@ -13,6 +15,11 @@ from murmur.protocol.types import Digest, PeerId
 from storage.collect import Collection
 from storage.exchange import Source, Wanted
 from storage.seal import matches
+
+
+def seconds_to_send(spec: ClusterSpec) -> float:
+    """Return the time-out of one try to send or fetch an object."""
+    return 4 * CALL_SECONDS + spec.object_bytes / SLOWEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)

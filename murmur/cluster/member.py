@@ -14,8 +14,9 @@ from murmur.cluster.play import Play
 from murmur.cluster.presence import LONGEST_LOOK_BEATS
 from murmur.cluster.rejoin import begin
 from murmur.cluster.repair import Repair
-from murmur.cluster.state import RunElsewhere, StoreAway, after_look, missing
+from murmur.cluster.state import StoreAway, after_look
 from murmur.cluster.upkeep import Upkeep
+from murmur.cluster.view import missing
 from murmur.data.shards import Shards
 from murmur.node.state.node_state import NodeState
 from murmur.protocol.cluster import ClusterSpec, Standing
@@ -59,7 +60,7 @@ class Member:
         try:
             begin(self.ledger, self.state)
         except StorageError as fault:
-            self.play.interrupted(fault)
+            self.play.interrupted(str(fault))
             self.play.outage.failed(fault)
             return False
         self.view.began_in = self.state.saved.round
@@ -79,10 +80,10 @@ class Member:
         """Do it. What it lacks is a value of our round from then on."""
         try:
             self.play.do(action, self.checkpoints)
-        except (StorageError, RunElsewhere) as fault:
+        except StorageError as fault:
             lack, standing = missing(fault), self.play.round.standing
             if isinstance(lack, StoreAway):
-                self.play.interrupted(lack.fault)
+                self.play.interrupted(str(fault))
             self.play.move(
                 missing=lack,
                 standing=Standing.JOINING if standing is Standing.APPLYING else standing,

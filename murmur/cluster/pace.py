@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
 
-from murmur.cluster.documents import CALL_SECONDS
-from murmur.protocol.cluster import Claim, ClusterSpec, ClusterTable, Contribution, Record
+from murmur.protocol.cluster import Claim, ClusterTable, Contribution, Record
 from murmur.protocol.types import PeerId
 
 ROUNDS = 4
@@ -96,11 +95,6 @@ def look_seconds(rules: ClusterTable, records: Sequence[Record]) -> float:
     latest = [update.seconds for record in records[-ROUNDS:] for update in record.updates]
     half = rules.beat_seconds / 2
     return min(half, max(SHORTEST_LOOK, LOOK * median(latest))) if latest else half
-
-
-def seconds_to_send(spec: ClusterSpec) -> float:
-    """Return the time-out of one try to send or fetch an object."""
-    return 4 * CALL_SECONDS + spec.object_bytes / SLOWEST_BYTES
 
 
 def least_steps(rules: ClusterTable, steps: int) -> int:

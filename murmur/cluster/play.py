@@ -10,14 +10,14 @@ from murmur.cluster.amendments import AmendedSpec, KeptAmendments
 from murmur.cluster.contribute import Contributor
 from murmur.cluster.decide import has_to_stop
 from murmur.cluster.ending import Drains
-from murmur.cluster.fetch import PayloadFetcher
+from murmur.cluster.fetch import PayloadFetcher, seconds_to_send
 from murmur.cluster.follow import Follower
 from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.mean import MeanRound
 from murmur.cluster.mean_parts import MeanMaker
 from murmur.cluster.on_disk import OnDisk
-from murmur.cluster.pace import ROUNDS, Pace, least_steps, look_seconds, seconds_to_send
+from murmur.cluster.pace import ROUNDS, Pace, least_steps, look_seconds
 from murmur.cluster.recovery import Recovery
 from murmur.cluster.repair import Wants
 from murmur.cluster.starts import Starts
@@ -106,7 +106,7 @@ class Play:
     # --- actions -------------------------------------------------------------------------------------------------
 
     def do(self, action: Action, checkpoints: Checkpoints) -> None:
-        """Do it. Raises StorageError, RunElsewhere."""
+        """Do it. Raises StorageError."""
         match action:
             case Do.RECALL:
                 self._recall()
@@ -135,9 +135,9 @@ class Play:
             case StoreAway() | ObjectLost() | Elsewhere():
                 self._mend(action)
 
-    def interrupted(self, fault: StorageError) -> None:
-        """Tell that the store has failed."""
-        self.state.events.emit("interrupted", self.round.number, fault=str(fault))
+    def interrupted(self, why: str) -> None:
+        """Tell that the store does not serve us."""
+        self.state.events.emit("interrupted", self.round.number, fault=why)
 
     def _mend(self, missing: Missing) -> None:
         """Do something about what is missing."""
@@ -145,13 +145,13 @@ class Play:
             case StoreAway(fault):
                 self.outage.failed(fault)
                 self.move(missing=None, looked=self.time.now())
-            case ObjectLost(fault):
+            case ObjectLost(round, peers, why):
                 self.move(missing=None, standing=Standing.JOINING)
-                if self._recovery.ask(fault, self.view.rules):
+                if self._recovery.ask(round, peers, self.view.rules):
                     self.enter()
                 else:
-                    self.interrupted(fault)
-                    self.outage.failed(fault)
+                    self.interrupted(why)
+                    self.outage.failed(StorageError(why))
             case Elsewhere(why):
                 self.move(missing=None, standing=Standing.JOINING, claimed=False, skips=False)
                 self._recovery.start_over(why, self.view.rules)

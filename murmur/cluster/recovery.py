@@ -1,5 +1,7 @@
 """A cluster member that cannot go on from its own state: the bucket has lost data, or the run has another theta."""
 
+from collections.abc import Sequence
+
 from loguru import logger
 
 from murmur.cluster.ledger import Ledger, UnreadableRecord
@@ -11,6 +13,7 @@ from murmur.node.fetch.payloads import Lacking
 from murmur.node.state.node_state import NodeState
 from murmur.protocol.cluster import GROUP, ClusterTable, Record
 from murmur.protocol.errors import StorageError
+from murmur.protocol.types import PeerId
 
 LONGEST_PAUSE = 600.0
 """Seconds between two tries to come to the run's theta: each may fetch the whole model."""
@@ -50,18 +53,18 @@ class Recovery:
                 raise
             return kept
 
-    def ask(self, lost: Lacking, rules: ClusterTable) -> bool:
-        """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long, or where
-        nobody keeps it any more. Return whether we began from one. Raises StorageError."""
+    def ask(self, round: int, peers: Sequence[PeerId], rules: ClusterTable) -> bool:
+        """Ask other members for what the bucket has lost of this round; begin from a checkpoint where that takes too
+        long, or where nobody keeps it any more. Return whether we began from one. Raises StorageError."""
         time = self._ledger.time
-        kept = self._ledger.closed_at(lost.round + rules.keep_rounds) is None
-        if not kept and from_checkpoint(self._ledger, self._state, lost.round):
+        kept = self._ledger.closed_at(round + rules.keep_rounds) is None
+        if not kept and from_checkpoint(self._ledger, self._state, round):
             return True
-        if self._lacking[0] != lost.round:
-            self._lacking = lost.round, time.now()
-        self._wants.publish(lost.round, lost.peers)
+        if self._lacking[0] != round:
+            self._lacking = round, time.now()
+        self._wants.publish(round, peers)
         until = self._lacking[1] + LOST_SILENCES * rules.silent_seconds
-        if time.now() < until or not from_checkpoint(self._ledger, self._state, lost.round):
+        if time.now() < until or not from_checkpoint(self._ledger, self._state, round):
             return False
         self._lacking = -1, 0.0
         return True

@@ -5,14 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from murmur.cluster.presence import Presence
-from murmur.node.fetch.payloads import Lacking
 from murmur.protocol.cluster import Claim, Drain, Record, Standing
-from murmur.protocol.errors import OutOfSync, StorageError
+from murmur.protocol.errors import StorageError
 from murmur.protocol.types import Digest, PeerId
-
-
-class RunElsewhere(OutOfSync):
-    """The run has another theta than we."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +21,9 @@ class StoreAway:
 class ObjectLost:
     """The bucket has lost payloads of these members in the round, or its record (GROUP)."""
 
-    fault: Lacking
+    round: int
+    peers: tuple[PeerId, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +34,6 @@ class Elsewhere:
 
 
 Missing = StoreAway | ObjectLost | Elsewhere
-
-
-def missing(fault: StorageError | RunElsewhere) -> Missing:
-    """Return the fault as a value."""
-    if isinstance(fault, RunElsewhere):
-        return Elsewhere(str(fault))
-    return ObjectLost(fault) if isinstance(fault, Lacking) else StoreAway(fault)
 
 
 @dataclass(frozen=True, slots=True)

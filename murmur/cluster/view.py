@@ -11,7 +11,8 @@ from murmur.cluster.heartbeat import Heartbeat
 from murmur.cluster.ledger import Ledger
 from murmur.cluster.pace import Pace, look_seconds
 from murmur.cluster.presence import Presence
-from murmur.cluster.state import Round, View, missing
+from murmur.cluster.state import Missing, ObjectLost, Round, StoreAway, View
+from murmur.node.fetch.payloads import Lacking
 from murmur.protocol.cluster import Beat, ClusterSpec, ClusterTable, Standing
 from murmur.protocol.errors import StorageError
 
@@ -157,6 +158,11 @@ class ClusterView:
             return
         if mine.count >= self._heartbeat.count:
             self._twins.add((mine.process, mine.count))
+
+
+def missing(fault: StorageError) -> Missing:
+    """Return what this fault says is missing."""
+    return ObjectLost(fault.round, fault.peers, str(fault)) if isinstance(fault, Lacking) else StoreAway(fault)
 
 
 def _is_busy(round: Round) -> bool:

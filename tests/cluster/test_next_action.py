@@ -10,7 +10,6 @@ from murmur.cluster.decide import choose, has_to_stop, next_action
 from murmur.cluster.pace import Pace, grace_seconds
 from murmur.cluster.presence import STUCK_SILENCES, Presence, Seen
 from murmur.cluster.state import Elsewhere, ObjectLost, Round, StoreAway, View, after_look
-from murmur.node.fetch.payloads import Lacking
 from murmur.protocol.cluster import GROUP, Claim, Drain, Standing
 from murmur.protocol.errors import StorageError
 from murmur.protocol.types import Digest, PeerId
@@ -26,7 +25,7 @@ SEALED = replace(ROUND, sealed=UPDATE)
 SENDING = replace(SEALED, standing=Standing.SENDING)
 AWAY, LOST, ASTRAY = (
     StoreAway(StorageError("get: out of time")),
-    ObjectLost(Lacking(2, [GROUP], "the store has lost the record of round 2")),
+    ObjectLost(2, (GROUP,), "the store has lost the record of round 2"),
     Elsewhere("most members hold another theta"),
 )
 DRAIN = Drain(request="ab" * 8)

@@ -69,7 +69,7 @@ def test_a_member_waits_for_the_store_and_a_newcomer_is_told(tmp_path: Path, mon
     token = Token(
         endpoint="e", bucket=BUCKET, access_key="a", secret_key="s", run=cluster.run.hex(), secret=SECRET, local=True
     )
-    config = cast(ClusterConfig, None)
+    config = ClusterConfig(name="lab-a", token_file=tmp_path / "token")
     home = tmp_path / "home"
     faults = [StorageError("no connection")]
     with pytest.raises(StorageError, match="no connection"):

@@ -27,7 +27,7 @@ FILES = (
     "murmur/cluster/ledger.py",
     "murmur/node/state/store.py",
     "murmur/node/state/saved.py",
-    "murmur/cluster/record_log.py",
+    "murmur/cluster/on_disk.py",
     "murmur/cluster/amendments.py",
     "murmur/cluster/rejoin.py",
     "murmur/cluster/mean.py",
