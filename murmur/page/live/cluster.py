@@ -154,7 +154,7 @@ class _Members:
                 return "silent"
             if self._first is not None and beat == self._first.get(member):
                 return "unknown"
-            return "alive" if member in living or beat.phase in ("join", "idle") else "stuck"
+            return "alive" if member in living or beat.phase in ("join", "idle", "done") else "stuck"
 
         found = [
             MemberNow(member.hex(), names[member.hex()], state(member, beat), beat.phase, beat.round, beat.step)

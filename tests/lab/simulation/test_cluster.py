@@ -377,21 +377,6 @@ def test_a_member_that_will_not_claim_holds_up_nobody(tmp_path: Path, monkeypatc
     assert [len(record.updates) for record in watched.records()[:5]] == [2, 1, 1, 2, 2]
 
 
-def test_a_member_that_beats_and_does_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    """A GPU that hangs."""
-    watched = Watched(tmp_path, members=2)
-    cluster, victim = watched.cluster, watched.machine(2)
-    cluster.begin()
-    watched.play(has_records(watched, 1))
-    program = victim.program
-    assert program is not None
-    program.state.replica.inner_round = lambda *_, **__: program.time.sleep(1e9)  # type: ignore[method-assign]
-    watched.witness.fault("hangs", victim, 1e9)
-    watched.play(has_records(watched, 5), hours=3)
-    cluster.close()
-    assert_one_history(watched)
-
-
 def test_one_object_that_cannot_be_read_stops_nobody(watched: Watched) -> None:
     cluster = watched.cluster
     cluster.begin()
