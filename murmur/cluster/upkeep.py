@@ -14,7 +14,7 @@ from murmur.cluster.view import ClusterView
 from murmur.node.state.node_state import NodeState
 from murmur.protocol.errors import StorageError
 
-MOST_CLEARED = 256
+MOST_CLEARED = 1024
 """Beats that are deleted in one turn."""
 
 

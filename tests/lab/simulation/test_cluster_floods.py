@@ -17,7 +17,7 @@ from tests.lab.simulation.test_cluster_lost import watch
 GOOD, LOOPS = 6, 4
 STALE = 1500
 LIFE_SECONDS = 10.0
-ROUNDS = 17
+ROUNDS = 12
 
 
 def leave_beats(watched: Watched) -> None:
