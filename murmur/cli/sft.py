@@ -12,7 +12,7 @@ MISSING = "murmur sft needs the extra `post`, which is not installed: pip instal
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Fine-tune an export on chats, with loss on the assistant's turns, in the recipe's stages. After an "
-        "interruption, run the same command again. For several GPUs, put `torchrun --nproc-per-node 8` before "
+        "interruption, run the same command again. For several GPUs, put `murmur torchrun --nproc-per-node 8` before "
         "it, which shards the model (FSDP). For memory and time: murmur plan --sft."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="an export (murmur export)")

@@ -3,7 +3,6 @@ process resumes. Needs the extra `post`."""
 
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from trl import SFTConfig, SFTTrainer
 from murmur.export.recipes import Recipe, Schedule, Stage
 from murmur.files import sync, write
 from murmur.protocol.errors import Spoilt
+from murmur.training.meeting import launched
 
 SEED = 0
 WHOLE = "whole"
@@ -31,13 +31,15 @@ Tell = Callable[[str], None]
 
 
 def processes() -> int:
-    """Return the number of this fine-tuning's processes, one per device (from torchrun)."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Return the number of this fine-tuning's processes, one per device (from `murmur torchrun`)."""
+    place = launched()
+    return 1 if place is None else place.size
 
 
 def is_first() -> bool:
     """Whether this process writes the shared files."""
-    return int(os.environ.get("RANK", "0")) == 0
+    place = launched()
+    return place is None or place.rank == 0
 
 
 class StageTrainer(SFTTrainer):  # type: ignore[misc]

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="where theta_0's honest round is trained; torchrun gives it several GPUs (default %(default)s)",
+        help="where theta_0's honest round is trained; `murmur torchrun` gives it several GPUs (default %(default)s)",
     )
     invite = actions.add_parser("invite", help="show the token: anyone who holds it is a member")
     invite.add_argument("name", help="of the run")

@@ -126,8 +126,9 @@ class Processes:
             subprocess.run(["sh", "-c", thaw], stdin=subprocess.DEVNULL, start_new_session=True, check=True)
 
     def stop(self, spared: Collection[str] = ()) -> None:
-        """End all children except `spared`: SIGTERM, then SIGKILL for those that do not end."""
-        for signum, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        """End all children except `spared`: SIGTERM, a second one for those that wait for a reveal, then SIGKILL."""
+        half = STOP_SECONDS / 2
+        for signum, seconds in ((signal.SIGTERM, half), (signal.SIGTERM, half), (signal.SIGKILL, STOP_SECONDS)):
             alive = [c for c in self.children.values() if c.process.poll() is None and c.name not in spared]
             for child in alive:
                 os.killpg(child.process.pid, signum)

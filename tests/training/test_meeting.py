@@ -1,0 +1,97 @@
+"""Where ranks meet: on loopback, whoever started them; a platform's variables are believed only together."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from murmur.lab.localnet.ports import free_ports
+from murmur.protocol.errors import ConfigError
+from murmur.training.meeting import is_open, launched
+from tests.ports import beyond_loopback
+
+ROOT = Path(__file__).parents[2]
+OURS = ["-m", "murmur", "torchrun", "--nproc_per_node", "2", "--module"]
+TORCHS = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--module"]
+WHOLE = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("launcher", [OURS, TORCHS], ids=["ours", "torch's"])
+def test_a_stranger_at_the_launchers_store_calls_nobody(launcher: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, *launcher, "tests.training.meets", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "took").read_text()) == ["honest", {}]
+    ports = json.loads((tmp_path / "ports").read_text())
+    assert len(ports) >= 3  # the launcher's store, the ranks' own, gloo's
+    assert (beyond_loopback(ports) == []) == (launcher is OURS)
+    assert ("listens on every interface" in done.stderr) == (launcher is TORCHS)
+
+
+@pytest.mark.parametrize("missing", sorted(WHOLE))
+def test_a_platforms_variables_without_one_of_torchruns_start_one_process(missing: str) -> None:
+    assert launched({name: value for name, value in WHOLE.items() if name != missing}) is None
+
+
+def test_all_of_torchruns_variables_together_are_a_rank() -> None:
+    place = launched(WHOLE)
+    assert place is not None
+    assert (place.rank, place.size, place.of_torchrun) == (1, 4, False)
+    assert launched(WHOLE | {"WORLD_SIZE": "1", "RANK": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"WORLD_SIZE": "four"}, "four"),
+        ({"RANK": "4"}, "RANK=4"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0"),
+        ({"LOCAL_WORLD_SIZE": "2"}, "--nnodes"),
+    ],
+)
+def test_variables_that_cannot_be_are_named(other: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        launched(WHOLE | other)
+
+
+WAITS = """
+import sys, torch
+from functools import partial
+from murmur.node.program.process import log_to_stderr, run_program
+from murmur.training import meeting, parallel
+meeting._TELL_SECONDS = 0.2
+log_to_stderr("INFO")
+sys.exit(run_program(lambda: parallel.run(lambda ranks: None, None, torch.device("cpu"))))
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_that_nobody_else_joins_say_for_whom_they_wait_and_can_be_stopped(rank: str) -> None:
+    environment = WHOLE | {"RANK": rank, "WORLD_SIZE": "2", "MASTER_PORT": str(free_ports(1)[0])}
+    command = [sys.executable, "-c", WAITS]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        assert f"waits for rank{'s 1' if rank == '0' else ' 0'}" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def test_a_port_that_is_taken_ends_the_first_rank_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert not is_open(port)
+        environment = WHOLE | {"RANK": "0", "MASTER_PORT": str(port)}
+        done = subprocess.run(
+            [sys.executable, "-c", WAITS], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+        )
+    assert done.returncode == 2
+    assert f"MASTER_PORT {port}" in done.stderr
+    assert "Traceback" not in done.stderr
