@@ -41,9 +41,9 @@ class HotkeySigner:
             signs = False
         if not signs:
             raise ConfigError(
-                "the hotkey's file does not hold its private key, so nothing that this node says could be signed: it "
-                "may be a copy of the public half (NAMEpub.txt). Copy the hotkey's own file from its backup, or restore "
-                "it with `btcli wallet regen-hotkey`"
+                "the hotkey's file does not hold its private key, so nothing that this node says can be signed: it "
+                "may be a copy of the public half (NAMEpub.txt). Copy the hotkey's own file from its backup, or restore"
+                " it with `btcli wallet regen-hotkey`"
             )
 
     @property
