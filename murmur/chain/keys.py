@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, PeerId
 
@@ -134,4 +135,4 @@ def _wallet(kind: "type[Wallet]", name: str, hotkey: str, path: str) -> "Wallet"
     for value in (name, hotkey):
         if not value or "/" in value or value in (".", ".."):
             raise ConfigError(f"{value!r} is not a wallet or hotkey name: give the plain name, without a path")
-    return kind(name=name, hotkey=hotkey, path=os.path.expanduser(path))
+    return kind(name=name, hotkey=hotkey, path=str(expanded(path)))

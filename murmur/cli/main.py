@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 
+from murmur.homes import provide_for_libraries
 from murmur.node.program.process import run_program
 from murmur.protocol.errors import ConfigError, MurmurError
 
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         program = getattr(import_module("murmur.cli.programs"), words[0])
         return run_program(partial(program, words[1:], f"murmur {words[0]}"))
     options, chosen = parse(words)
+    provide_for_libraries()
     try:
         status = chosen(options)
         sys.stdout.flush()

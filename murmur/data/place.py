@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from murmur import files
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def place_of(name: str) -> Place:
         raise ConfigError("--out is empty: name a folder or an address")
     name = name.removeprefix("file://")
     if "://" not in name:
-        return Path(os.path.expanduser(name))
+        return expanded(name)
     if find_spec("upath") is None:
         raise ConfigError("addresses need the extra data: pip install 'murmuration-node[data]'")
     from upath import UPath

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from murmur.chain.adapter import SubtensorChain, open_chain
 from murmur.chain.keys import HotkeySigner, open_wallet, verify
+from murmur.homes import expanded
 from murmur.node.config.ports import Opener, Ports, is_local
 from murmur.node.config.settings import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
 from murmur.protocol.errors import ConfigError
@@ -47,7 +48,7 @@ def owner_opener(config: NetworkConfig) -> Opener:
 
 def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
     """Open the wallet with its hotkey. Raises ConfigError."""
-    return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
+    return open_wallet(config.wallet.name, config.wallet.hotkey, str(expanded(config.wallet.path)))
 
 
 def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:

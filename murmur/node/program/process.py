@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from murmur import files
+from murmur.homes import provide_for_libraries
 from murmur.protocol.errors import ConfigError, DiskFull, MurmurError, UpdateNeeded, one_line
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def run_program(main: Callable[[], None]) -> int:
     threading.excepthook = stop.thread_died
     sys.unraisablehook = stop.ignored
     _allow_open_files()
+    provide_for_libraries()
     os.umask(0o077)  # files are readable by their owner only: some hold keys of payloads that are still sealed
     try:
         status = _status(main)
