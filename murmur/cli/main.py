@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -72,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     of our output is gone. Bugs crash with a traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may have letters that the terminal's encoding lacks, or bytes that are no letters at all.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if words and words[0] in PROGRAMS:
         program = getattr(import_module("murmur.cli.programs"), words[0])
         return run_program(partial(program, words[1:], f"murmur {words[0]}"))

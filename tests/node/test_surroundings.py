@@ -2,6 +2,8 @@
 
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -112,3 +114,18 @@ def test_libraries_that_ask_get_a_name_and_a_home() -> None:
     assert Path.home().is_dir()
     with pytest.raises(ConfigError, match="set HOME"):
         homes.expanded("~/.murmur")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_path_that_the_terminal_cannot_show_ends_no_command(encoding: str, tmp_path: Path) -> None:
+    home = os.fsencode(tmp_path) + "/h\u00f6me ".encode() + b"\xff"
+    os.mkdir(home)
+    done = subprocess.run(
+        [sys.executable, "-m", "murmur", "status", "--home", home],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1  # a node that has done nothing yet
+    assert b"no run yet" in done.stdout
+    assert b"Traceback" not in done.stderr
