@@ -6,13 +6,14 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 
 from murmur.homes import provide_for_libraries
-from murmur.node.program.process import run_program
+from murmur.node.program.process import disk_fault, run_program
 from murmur.protocol.errors import ConfigError, MurmurError
 
 OPERATORS_FAULTS = {
@@ -94,16 +95,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError as fault:
         if fault.filename is not None:
             raise
-        # The reader of our output (head, less) has closed it. Print nothing more, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()  # the reader of our output (head, less) has closed it
         return 141
     except OSError as fault:
+        if fault.filename is None and (words_of_disk := disk_fault(fault)) is not None:
+            print(words_of_disk, file=sys.stderr)  # noqa: T201
+            _print_no_more()
+            return 2
         if fault.errno not in OPERATORS_FAULTS or fault.filename is None:
             raise
         print(f"cannot use {fault.filename}: {fault.strerror}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _print_no_more() -> None:
+    """Print nothing more, not even what is left at exit."""
+    with suppress(io.UnsupportedOperation):  # replaced by what is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.Namespace], int]]:

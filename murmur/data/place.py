@@ -83,7 +83,9 @@ def alone(place: Place) -> Iterator[None]:
     with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if not os.path.samestat(os.fstat(file.fileno()), os.stat(place / _LOCK)):
+                raise BlockingIOError  # it was released and removed meanwhile, and another one has a new one
+        except (BlockingIOError, FileNotFoundError):
             raise ConfigError(f"another build works in {place}: wait for it, or choose another --out") from None
         try:
             yield

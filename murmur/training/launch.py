@@ -14,10 +14,6 @@ import sys
 import time
 from types import FrameType
 
-import torch
-
-from murmur.training.meeting import LOOPBACK, keep_store
-
 FINAL = (2, 75)
 """Exit statuses of a program after which another start would not help."""
 _POLL_SECONDS = 0.1
@@ -42,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Start the ranks and wait for their end. Return the status of one that asks for something, 1 for another
     failure, else 0."""
+    from murmur.training.meeting import LOOPBACK, keep_store  # torch, which help should not wait for
+
     size = _size(options.nproc_per_node)
     listener = socket.create_server((LOOPBACK, 0))
     shared = {
@@ -74,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _size(words: str) -> int:
     """Return the number of ranks. Exits with status 2 for words that are none."""
+    import torch
+
     size = torch.cuda.device_count() if words == "gpu" else int(words) if words.isdecimal() else 0
     if size < 1:
         found = "torch finds no GPU here" if words == "gpu" else f"{words!r} is no number of processes"

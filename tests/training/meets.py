@@ -10,15 +10,23 @@ import torch
 import torch.distributed as dist
 
 from murmur.training.meeting import _client
-from murmur.training.parallel import _join
+from murmur.training.parallel import Ranks, _join
 from tests.ports import listening
 
 
 def main(out: Path) -> None:
     ranks = _join(torch.device("cpu"))
+    try:
+        meet(ranks, out)
+    finally:
+        dist.destroy_process_group()
+
+
+def meet(ranks: Ranks, out: Path) -> None:
     if ranks.index == 1:
         (out / "took").write_text(json.dumps(ranks.await_call()))
         ranks.settle()
+        ranks.ended()
         return
     launcher = _client(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     for prefix in ("", "/worker/attempt_0", "default_pg"):
@@ -27,6 +35,7 @@ def main(out: Path) -> None:
     (out / "ports").write_text(json.dumps(listening(os.getppid())))
     ranks.announce("honest", {})
     ranks.settle()
+    ranks.end()
 
 
 if __name__ == "__main__":
