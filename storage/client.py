@@ -118,7 +118,7 @@ def _open_client() -> Any:
     )
     try:
         # Keys of nobody: without any, boto3 would look for some, in files and at a cloud's addresses.
-        client = boto3.session.Session("unused", "unused", botocore_session=_of_its_own()).client(
+        client = boto3.session.Session("unused", "unused", botocore_session=own_session()).client(
             "s3", endpoint_url=_PLACEHOLDER, config=config
         )
     except (BotoCoreError, ValueError) as error:
@@ -133,7 +133,7 @@ def _open_client() -> Any:
     return client
 
 
-def _of_its_own() -> "Session":
+def own_session() -> "Session":
     """Return a session that reads nothing of the machine's own settings for AWS, neither files nor variables: a node
     uses none of them, and a profile that is unknown or a file that is damaged would end it."""
     from botocore.session import Session

@@ -53,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
         from murmur.export.sft import Order, tune
     except ImportError as fault:
         raise ConfigError(f"{MISSING} ({fault})") from None
+    from murmur.training.meeting import forget_platform
+
+    forget_platform()
     folder = options.folder.absolute()
     out = options.out or folder.with_name(f"{folder.name}-sft")
     order = Order(

@@ -99,6 +99,13 @@ def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
     return Place(rank, local_rank, size, given["MASTER_ADDR"], port, of_torchrun, attempt)
 
 
+def forget_platform() -> None:
+    """Remove torchrun's variables where they are not torchrun's: libraries would each believe one of them alone."""
+    if launched() is None:
+        for name in (*_NAMES, "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
+
+
 def meet(place: Place) -> Store:
     """Wait until every rank is here; return their store, which only this machine reaches. A signal interrupts the wait.
     Raises RankLost when torchrun ended meanwhile, and ConfigError for a port that is taken."""

@@ -12,7 +12,7 @@ import pytest
 
 from murmur.lab.localnet.ports import free_ports
 from murmur.protocol.errors import ConfigError
-from murmur.training.meeting import is_open, launched
+from murmur.training.meeting import forget_platform, is_open, launched
 from tests.ports import beyond_loopback
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,18 @@ def test_a_stranger_at_the_launchers_store_calls_nobody(launcher: list[str], tmp
 @pytest.mark.parametrize("missing", sorted(WHOLE))
 def test_a_platforms_variables_without_one_of_torchruns_start_one_process(missing: str) -> None:
     assert launched({name: value for name, value in WHOLE.items() if name != missing}) is None
+
+
+@pytest.mark.parametrize("missing", sorted(WHOLE))
+def test_libraries_see_none_of_a_platforms_variables(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate believes LOCAL_RANK alone, and then asks for the others."""
+    for name, value in WHOLE.items():
+        monkeypatch.setenv(name, value)
+    forget_platform()
+    assert os.environ["LOCAL_RANK"] == "1"
+    monkeypatch.delenv(missing)
+    forget_platform()
+    assert not os.environ.keys() & WHOLE.keys()
 
 
 def test_all_of_torchruns_variables_together_are_a_rank() -> None:

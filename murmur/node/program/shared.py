@@ -30,7 +30,8 @@ def serve_metrics(
     metrics = Metrics(run, home, round_seconds)
     metrics.recall(last_events(home / "events.jsonl"), time.time(), validates=validates)
     metrics.serve(config.metrics_address, config.metrics_port)
-    logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
+    shown = f"[{config.metrics_address}]" if ":" in config.metrics_address else config.metrics_address
+    logger.info("metrics at http://{address}:{port}/metrics", address=shown, port=config.metrics_port)
     return metrics.see
 
 

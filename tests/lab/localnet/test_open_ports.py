@@ -1,5 +1,6 @@
 """Nothing listens beyond loopback unless it is asked to: chain, store, page, nodes, their ranks, members, devnet."""
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,14 @@ from tests.lab.localnet.harness import localnet
 from tests.ports import beyond_loopback, family, listening
 
 SECONDS = 300.0
+STRANGE = {
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "elsewhere.test"),
+    "AWS_PROFILE": "unknown",
+    "WORLD_SIZE": "4",
+    "MURMUR_PORT": "tcp://10.0.0.1:9100",
+}
+"""Nobody listens there, and nothing of it is this machine's business."""
 
 
 def test_a_network_with_ranks_is_out_of_everybodys_reach(tmp_path: Path) -> None:
@@ -39,7 +48,7 @@ def test_what_is_started_by_one_command_is_out_of_everybodys_reach(
     folder, screen = tmp_path / "run", tmp_path / "screen"
     command = [sys.executable, "-m", "murmur", *(str(folder) if word == "FOLDER" else word for word in words)]
     with screen.open("w") as told:
-        process = subprocess.Popen(command, stdout=told, stderr=told, start_new_session=True)
+        process = subprocess.Popen(command, stdout=told, stderr=told, env=os.environ | STRANGE, start_new_session=True)
     try:
         until(lambda: ready in screen.read_text() or process.poll() is not None)
         found = listening(process.pid)
