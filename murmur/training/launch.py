@@ -83,18 +83,23 @@ def _size(words: str) -> int:
 
 
 def _await(ranks: list[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended; the first that fails ends the others. Return the status as `run` does."""
+    """Wait until all have ended; one that fails ends the others. They have some time to follow the first one: it may have
+    left them inside an operation of the GPUs. Return the status as `run` does."""
     last: float | None = None
+    late = set[int]()
     while any(rank.poll() is None for rank in ranks):
-        if last is None and any(rank.returncode for rank in ranks):
+        if last is None and (ranks[0].poll() is not None or any(rank.returncode for rank in ranks)):
             last = time.monotonic() + _END_SECONDS
-            for rank in ranks:
-                rank.terminate()
+            if any(rank.returncode for rank in ranks):
+                for rank in ranks:
+                    rank.terminate()
         if last is not None and time.monotonic() > last:
-            for rank in ranks:
-                rank.kill()
+            for index, rank in enumerate(ranks):
+                if rank.poll() is None:
+                    late.add(index)
+                    rank.kill()
         time.sleep(_POLL_SECONDS)
-    failed = {index: rank.returncode for index, rank in enumerate(ranks) if rank.returncode}
+    failed = {index: rank.returncode for index, rank in enumerate(ranks) if rank.returncode and index not in late}
     for index, status in failed.items():
         sys.stderr.write(f"rank {index} of {len(ranks)}: exit status {status}\n")
     return next((status for status in failed.values() if status in FINAL), int(bool(failed)))

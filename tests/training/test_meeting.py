@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from murmur.cli.main import main
 from murmur.lab.localnet.ports import free_ports
 from murmur.protocol.errors import ConfigError
 from murmur.training.meeting import forget_platform, is_open, launched
@@ -107,3 +108,27 @@ def test_a_port_that_is_taken_ends_the_first_rank_with_what_to_do() -> None:
     assert done.returncode == 2
     assert f"MASTER_PORT {port}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+STAYS = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda signum, frame: None)
+if os.environ["RANK"] == "0":
+    raise SystemExit({status})
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 75])
+def test_a_rank_that_hangs_once_the_first_has_ended_is_killed_and_the_status_is_the_firsts(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one inside an operation of GPUs that the first has left."""
+    monkeypatch.setattr("murmur.training.launch._END_SECONDS", 0.5)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    (tmp_path / "stays.py").write_text(STAYS.format(status=status))
+    try:
+        assert main(["torchrun", "--nproc_per_node", "2", str(tmp_path / "stays.py")]) == status
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
