@@ -55,7 +55,10 @@ def run(options: argparse.Namespace) -> int:
     command = [sys.executable, "-u", *["-m"] * options.module, options.program, *options.words]
     ranks = list[subprocess.Popen[bytes]]()
 
+    asked = list[int]()
+
     def pass_on(signum: int, frame: FrameType | None) -> None:
+        asked.append(-signum)
         for rank in ranks:
             rank.send_signal(signum)
 
@@ -65,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         mine = {"RANK": str(index), "LOCAL_RANK": str(index)}
         # A session of its own: Ctrl-C would reach it twice, which is a request to end at once.
         ranks.append(subprocess.Popen(command, env=os.environ | shared | mine, start_new_session=True))
-    status = _await(ranks)
+    status = _await(ranks, asked)
     del store
     return status
 
@@ -82,9 +85,9 @@ def _size(words: str) -> int:
     return size
 
 
-def _await(ranks: list[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended; one that fails ends the others. They have some time to follow the first one: it may have
-    left them inside an operation of the GPUs. Return the status as `run` does."""
+def _await(ranks: list[subprocess.Popen[bytes]], asked: list[int]) -> int:
+    """Wait until all have ended; one that fails ends the others. They have some time to follow the first one, which may
+    have left them inside an operation of the GPUs. Return the status as `run` does."""
     last: float | None = None
     late = set[int]()
     while any(rank.poll() is None for rank in ranks):
@@ -99,7 +102,9 @@ def _await(ranks: list[subprocess.Popen[bytes]]) -> int:
                     late.add(index)
                     rank.kill()
         time.sleep(_POLL_SECONDS)
-    failed = {index: rank.returncode for index, rank in enumerate(ranks) if rank.returncode and index not in late}
+    # A signal that was passed on ends a rank that was only starting.
+    ends = {index: rank.returncode for index, rank in enumerate(ranks) if index not in late}
+    failed = {index: status for index, status in ends.items() if status and status not in asked}
     for index, status in failed.items():
         sys.stderr.write(f"rank {index} of {len(ranks)}: exit status {status}\n")
     return next((status for status in failed.values() if status in FINAL), int(bool(failed)))
