@@ -10,15 +10,16 @@ from tempfile import mkdtemp
 
 from murmur.protocol.errors import ConfigError
 
-_stand_in: str | None = None
-"""The home of this process's libraries, where its user has none. Nothing of ours belongs there."""
+_STAND_IN = "murmur-home-"
+"""How the home of a process's libraries, and of its children, begins where their user has none. Nothing of ours belongs
+there."""
 
 
 def expanded(path: Path | str) -> Path:
     """Return the path with `~` replaced. Raises ConfigError where nothing says what it stands for."""
     found = Path(path)
     try:
-        if _stand_in is None or not str(found).startswith("~"):
+        if not str(found).startswith("~") or not Path.home().name.startswith(_STAND_IN):
             return found.expanduser()
     except RuntimeError:
         pass
@@ -31,7 +32,6 @@ def expanded(path: Path | str) -> Path:
 def provide_for_libraries() -> None:
     """Give this process a user's name and a home where it has none: torch asks for the one before it compiles,
     Bittensor for the other when it is imported, and both break off without."""
-    global _stand_in
     try:
         getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
@@ -39,5 +39,5 @@ def provide_for_libraries() -> None:
     try:
         Path.home()
     except RuntimeError:
-        _stand_in = os.environ["HOME"] = mkdtemp(prefix="murmur-home-")
-        atexit.register(rmtree, _stand_in, ignore_errors=True)
+        os.environ["HOME"] = mkdtemp(prefix=_STAND_IN)
+        atexit.register(rmtree, os.environ["HOME"], ignore_errors=True)

@@ -82,7 +82,6 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME", "XDG_CACHE_HOME", "MURMUR_CACHE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(homes, "_stand_in", None)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     monkeypatch.setattr(pwd, "getpwnam", unknown)
 
