@@ -43,8 +43,9 @@ def proxy_for(url: str) -> str | None:
     except ValueError:
         usable = False
     if not usable:
+        variable = f"{kind}_proxy" if named.get(kind) else "all_proxy"
         raise ConfigError(
-            f"the proxy {without_password(proxy)} of {kind}_proxy cannot be used for {host}: give http://HOST:PORT or "
+            f"the proxy {without_password(proxy)} of {variable} cannot be used for {host}: give http://HOST:PORT or "
             f"https://HOST:PORT in {kind.upper()}_PROXY, or put {host} into NO_PROXY"
         )
     return proxy

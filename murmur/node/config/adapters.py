@@ -14,6 +14,7 @@ from murmur.protocol.errors import ConfigError
 from murmur.protocol.pointers import encode_pointer
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.types import Pointer, PublicPointer
+from murmur.proxies import proxy_for
 from storage.behaviour import server_time
 from storage.s3 import open_bucket, open_pointer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from murmur.chain.keys import Wallet
 
 
+ANY_PEER = "https://peer.invalid"
 DATE_SECONDS = 5.0
 """Longest wait for the store's clock."""
 
@@ -85,6 +87,8 @@ def published(own: BucketConfig) -> Pointer | PublicPointer:
 def open_ports(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: bool) -> Ports:
     """Open the bucket, and return it with the chain, for a run that is `local` or not. Raises ConfigError."""
     own, pointer = config.bucket, published(config.bucket)
+    if not local:
+        proxy_for(ANY_PEER)  # one that cannot be used fails now, not as peers whose buckets seem to be missing
     if not local and urlsplit(pointer.endpoint).scheme != "https":
         name = "bucket.public_url" if isinstance(pointer, PublicPointer) else "bucket.endpoint"
         raise ConfigError(f"{name} must be an https URL in a run that is not local: peers refuse all others")

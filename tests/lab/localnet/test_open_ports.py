@@ -14,7 +14,7 @@ from tests.ports import beyond_loopback, family, listening
 
 SECONDS = 300.0
 STRANGE = {
-    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"),
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "socks5://127.0.0.1:9"),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "elsewhere.test"),
     "AWS_PROFILE": "unknown",
     "WORLD_SIZE": "4",
