@@ -127,10 +127,11 @@ class _Stop:
             count += sum(signum in (signal.SIGTERM, signal.SIGINT) for signum in os.read(told, 64))
             if count > 1:
                 # Not in this thread: it would wait for the log as long as somebody else does.
-                threading.Thread(target=self.say, name="last words", daemon=True).start()
+                with suppress(RuntimeError):  # no memory for a thread
+                    threading.Thread(target=self.say, name="last words", daemon=True).start()
                 time.sleep(_LAST_WORDS_SECONDS)
                 os._exit(self.status)
-            if count and self._awaited:
+            if count and self._awaited and self.fault is None:
                 logger.info("asked to stop: stops after {what}. A second signal ends it at once", what=self._awaited)
 
     def _break_off(self) -> None:
