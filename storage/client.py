@@ -4,6 +4,7 @@ transport, and the retry rule.
 The only module that imports boto3, and only when a bucket is opened. May not know which operation is requested.
 """
 
+import os
 import secrets
 import threading
 import time
@@ -20,6 +21,7 @@ from storage.transport import Interrupted, Transport
 
 if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
+    from botocore.session import Session
 
 REGION = "auto"
 PUBLIC = "public"
@@ -112,10 +114,13 @@ def _open_client() -> Any:
         retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=transport.CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
-        s3={"addressing_style": "path"},
+        s3={"addressing_style": "path", "us_east_1_regional_endpoint": "regional"},
     )
     try:
-        client = boto3.session.Session().client("s3", endpoint_url=_PLACEHOLDER, config=config)
+        # Keys of nobody: without any, boto3 would look for some, in files and at a cloud's addresses.
+        client = boto3.session.Session("unused", "unused", botocore_session=own_session()).client(
+            "s3", endpoint_url=_PLACEHOLDER, config=config
+        )
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(f"boto3 refuses its own configuration ({type(error).__name__})") from None
     events = client.meta.events
@@ -126,6 +131,18 @@ def _open_client() -> Any:
     events.register_last("before-send.s3", _send)
     events.register_first("needs-retry.s3", _retry_delay)
     return client
+
+
+def own_session() -> "Session":
+    """Return a session that reads nothing of the machine's own settings for AWS, neither files nor variables: a node
+    uses none of them, and a profile that is unknown or a file that is damaged would end it."""
+    from botocore.session import Session
+
+    session = Session()
+    files = ("config_file", "credentials_file")
+    for name, (_, _, default, _) in list(session.session_var_map.items()):
+        session.session_var_map[name] = (None, None, os.devnull if name in files else default, None)
+    return session
 
 
 def may_pass(error: Exception) -> bool:

@@ -76,6 +76,12 @@ _STATUSES = {
 _BUSY = "the server is busy, throttles us, or is being mended"
 """What a 503 without a code means."""
 
+_REGIONS = ("AuthorizationHeaderMalformed", "AuthorizationQueryParametersError", "IllegalLocationConstraintException")
+_OF_A_REGION = (
+    "the store takes signatures for a region of its own only, and nodes sign for `auto`, since a pointer names no "
+    "region: use a store that takes any (R2, MinIO, SeaweedFS, Ceph)"
+)
+
 NO_BUCKET = "there is no such bucket"
 
 
@@ -132,6 +138,8 @@ def _answered(verb: str, status: int, code: str, date: str | None) -> StorageErr
         cause, why = _why_denied(status, code, date)
         seen = "" if cause is StorageCause.CLOCK else f"{verb}: {status}"
         return _because(cause, AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None), seen)
+    if code in _REGIONS:
+        return NotSupported(f"{verb}: {_OF_A_REGION} ({status})")
     if status == 404:
         if code == "NoSuchBucket":
             return BucketMissing(f"{verb}: {NO_BUCKET}")

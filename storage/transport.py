@@ -7,8 +7,9 @@ default session:
   first and to a private one later (DNS rebinding) gains nothing;
 - every send and receive is cut off at the caller's deadline, also inside headers, TLS records and error bodies;
 - the head of an answer is bounded as a whole, interim (1xx) answers included;
-- no redirects, no proxies, no content decoding; only well-formed values of the few response headers that we use are
-  passed on; bodies that have to be held whole are capped.
+- no redirects, no content decoding; a proxy only by the operator's variables (murmur/proxies.py);
+- only well-formed values of the few response headers that we use are passed on; bodies that have to be held whole are
+  capped.
 
 May not: retry, sign, parse XML, or put text of the server into an error.
 """
@@ -26,13 +27,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ProxyError
 
+from murmur.proxies import proxy_for, way_to
 from storage.deadline import READ_SECONDS, TransportError, current_deadline, remaining_seconds
 from storage.realtime import REAL, seconds_until
 
@@ -270,6 +272,34 @@ class _PublicTlsConnection(_TlsConnection):
     public_only = True
 
 
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
+def _through(proxy: str, **options: Any) -> urllib3.ProxyManager:
+    """Return what sends requests through an operator's proxy, by CONNECT for https. Its address may be private."""
+    auth = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=unquote(auth)) if auth else None
+    manager = urllib3.ProxyManager(proxy, proxy_headers=headers, ssl_context=_tls_context(), **options)
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+    return manager
+
+
+def _require_public(host: str, port: int) -> None:
+    """Refuse a name behind a proxy that leads to an address that is not public. Behind most proxies names are not known
+    here: then the proxy's own rules guard its network."""
+    try:
+        addresses = resolve(host, port)
+    except (OSError, UnicodeError):
+        return
+    if not all(is_public(ip) for _, ip, _ in addresses):
+        raise AddressRefused("the endpoint leads to an address that is not public")
+
+
 # --- exchanges -------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +334,9 @@ class Transport:
     def __init__(self, endpoint: str, *, public_only: bool) -> None:
         parts = urlsplit(endpoint)
         host = parts.hostname or ""
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._checked: tuple[str, int] | None = None
+        """The host and port that have to be public, where a proxy connects to them."""
         timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS)
         options: dict[str, Any] = {
             "timeout": timeout,
@@ -311,8 +344,12 @@ class Transport:
             "blocksize": BLOCK_BYTES,
             "retries": False,
         }
-        self._pool: HTTPConnectionPool
-        if parts.scheme == "https":
+        self._pool: HTTPConnectionPool | urllib3.ProxyManager
+        proxy = proxy_for(endpoint)
+        if proxy is not None:
+            self._pool = _through(proxy, **options)
+            self._checked = (host, parts.port or 443) if public_only else None
+        elif parts.scheme == "https":
             self._pool = HTTPSConnectionPool(host, parts.port or 443, ssl_context=_tls_context(), **options)
             self._pool.ConnectionCls = _PublicTlsConnection if public_only else _TlsConnection
         else:
@@ -328,11 +365,13 @@ class Transport:
         parts = urlsplit(url)
         target = parts.path + ("?" + parts.query if parts.query else "")
         remaining_seconds()
+        if self._checked is not None:
+            _require_public(*self._checked)
         try:
             with _reading_a_head():
                 response = self._pool.urlopen(
                     method,
-                    target,
+                    self._origin + target if isinstance(self._pool, urllib3.ProxyManager) else target,
                     body=body,
                     headers=headers,
                     redirect=False,
@@ -342,6 +381,11 @@ class Transport:
                     enforce_content_length=False,
                 )
             return self._answer(response, method, stream)
+        except ProxyError:
+            remaining_seconds()
+            raise Interrupted(
+                f"the endpoint is not reached{way_to(self._origin)}: it refuses or does not answer"
+            ) from None
         except (HTTPError, OSError, ValueError):
             # ValueError: http.client on some malformed heads. All three may quote the server: not chained.
             remaining_seconds()

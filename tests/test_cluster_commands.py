@@ -64,8 +64,8 @@ class Machine:
         self.member: subprocess.Popen[str] | None = None
 
     def words(self, command: Command) -> list[str]:
-        program, *words = (self.values.get(word, word) for word in command.words)
-        if program == "torchrun":
+        _, *words = (self.values.get(word, word) for word in command.words)
+        if words[0] == "torchrun":
             at = words.index("neurons/member.py")
             return [sys.executable, str(ROOT / words[at]), *words[at + 1 :], *LOCALLY["member"]]
         return [sys.executable, "-m", "murmur", *words, *LOCALLY.get(words[1], [])]
@@ -146,7 +146,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def test_the_commands_of_a_cluster_run_in_their_order(machine: Machine) -> None:
     """A drained member ends with 0, and takes part again when it is started again; a closed run's member ends with 0,
     and who comes later learns that there is nothing to train."""
-    starts = next(command for command in typed() if command.words[0] == "torchrun")
+    starts = next(command for command in typed() if command.words[1] == "torchrun")
     for command in typed():
         action = re.sub(r"^(?:murmur cluster|export) ?", "", command.said).split(" ")[0]
         if command.words[0] == "export":

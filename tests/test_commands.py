@@ -54,7 +54,7 @@ ELSEWHERE = {
 }
 NEEDS = re.compile(r"# needs (?:finney|R2|a clone|text)")
 PLACEHOLDERS = {"P": "8790", "NETUID": "1", "N": "1", "SEED": "1"}
-PROGRAMS = ("murmur", "make", "python", "torchrun", "docker", "btcli", "git", "export", "cp")
+PROGRAMS = ("murmur", "make", "python", "docker", "btcli", "git", "export", "cp")
 
 
 @dataclass(frozen=True)
@@ -131,21 +131,27 @@ def test_a_command_of_a_document_parses(command: Command) -> None:
     program, *words = command.words
     if program == "murmur":
         parse_murmur(words)
+        if words[0] == "torchrun":
+            parse_script(words)
     elif program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert next(word for word in words if "=" not in word) in targets
-    elif program in ("python", "torchrun"):
-        script = next((word for word in words if word.endswith(".py")), None)
-        if script is not None:
-            assert (ROOT / script).is_file()
-            if script.startswith("neurons/"):
-                parse_node(script, words[words.index(script) + 1 :])
+    elif program == "python":
+        parse_script(words)
     elif program == "docker":
         parse_docker(words)
     elif program == "export":
         assert {word.partition("=")[0] for word in words} <= set(map(variable_of, node_fields()))
     else:
         assert program in ("btcli", "git", "cp")
+
+
+def parse_script(words: list[str]) -> None:
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script is not None:
+        assert (ROOT / script).is_file()
+        if script.startswith("neurons/"):
+            parse_node(script, words[words.index(script) + 1 :])
 
 
 def node_fields() -> dict[str, str]:

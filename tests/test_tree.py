@@ -271,10 +271,13 @@ def test_only_who_reads_friends_or_ourselves_takes_json_of_any_shape() -> None:
     assert {name for name in found if name.startswith(within)} == ANY_SHAPE.keys()
 
 
-KNOW_THE_RANK = ("murmur/training/parallel.py", "murmur/export/trainer.py")
-"""Of the nodes, and of fine-tuning, which is accelerate's to spread."""
+KNOW_THE_RANK = (
+    *(f"murmur/training/{name}.py" for name in ("parallel", "meeting", "launch")),
+    "murmur/export/trainer.py",
+)
+"""Of the nodes, of what starts their ranks and where they meet, and of fine-tuning, which is accelerate's to spread."""
 
 
-def test_only_one_module_knows_which_rank_it_is() -> None:
+def test_no_other_module_knows_which_rank_it_is() -> None:
     asks = re.compile(r"\b(rank|ranks\.index)(\(\))? *[=!]=|get_rank|\bRANK\b|LOCAL_RANK")
     assert {relative(path) for path in SOURCES if asks.search(path.read_text("utf-8"))} <= set(KNOW_THE_RANK)

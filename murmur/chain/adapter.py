@@ -23,6 +23,7 @@ from murmur.chain.submission import Send, Submissions, Written
 from murmur.chain.weights import compose, rehearse, require_meaning
 from murmur.protocol.errors import STATE_PRUNED, ChainError, ConfigError
 from murmur.protocol.types import Header, Peer, PeerId, Subnet, Uid
+from murmur.proxies import impose
 
 if TYPE_CHECKING:
     from bittensor import Substrate
@@ -80,26 +81,34 @@ def _open_archives(
         urls = settings.default_archive_endpoints(network)
 
     def factory(url: str) -> "Callable[[], Substrate]":
+        impose([url])
         return lambda: RpcSubstrate(url)
 
     return [Connection(url, timeout_seconds / len(urls), factory(url), genesis=genesis) for url in urls]
+
+
+def resolved(network: str) -> tuple[str, str]:
+    """Return a network's name and the URL of its node. Raises ConfigError."""
+    from bittensor import settings
+
+    try:
+        label, endpoint = settings.resolve_endpoint(network)
+    except ValueError:
+        raise ConfigError(
+            f"unknown network {network[:80]!r}: give one of {', '.join(sorted(settings.NETWORKS))}, "
+            "or a ws:// or wss:// URL"
+        ) from None
+    return label, endpoint
 
 
 def _rpc_factory(network: str, fallbacks: tuple[str, ...]) -> "Callable[[], Substrate]":
     def make() -> "Substrate":
         from bittensor import RpcSubstrate, settings
 
-        try:
-            label, endpoint = settings.resolve_endpoint(network)
-        except ValueError:
-            raise ConfigError(
-                f"unknown network {network[:80]!r}: give one of {', '.join(sorted(settings.NETWORKS))}, "
-                "or a ws:// or wss:// URL"
-            ) from None
-        return RpcSubstrate(
-            endpoint,
-            fallback_endpoints=list(fallbacks) or settings.default_fallback_endpoints(label),
-        )
+        label, endpoint = resolved(network)
+        others = list(fallbacks) or settings.default_fallback_endpoints(label)
+        impose([endpoint, *others])
+        return RpcSubstrate(endpoint, fallback_endpoints=others)
 
     return make
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, PeerId
 
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 DEFAULT_WALLETS_PATH = "~/.bittensor/wallets"
 
 _SR25519 = 1
+_TRIAL = b"murmur: does this key sign?"
 
 
 class HotkeySigner:
     """The Signer port over a sr25519 keypair. Signatures are randomised: two of one message differ."""
 
     def __init__(self, keypair: Any) -> None:
-        """`keypair` is a `bittensor.sp_core.Keypair` that holds its secret, such as `open_wallet(...).hotkey`."""
+        """`keypair` is a `bittensor.sp_core.Keypair` that holds its secret, such as `open_wallet(...).hotkey`: one that
+        does not sign is refused. Raises ConfigError."""
         if keypair.crypto_type != _SR25519:
             raise ConfigError(
                 "the hotkey is not a sr25519 key, the only kind that peers verify: create one with "
@@ -33,6 +36,16 @@ class HotkeySigner:
             )
         self._keypair = keypair
         self._peer = PeerId(bytes(keypair.public_key))
+        try:
+            signs = verify(self._peer, _TRIAL, self.sign(_TRIAL))
+        except ValueError:  # no private key
+            signs = False
+        if not signs:
+            raise ConfigError(
+                "the hotkey's file does not hold its private key, so nothing that this node says can be signed: it "
+                "may be a copy of the public half (NAMEpub.txt). Copy the hotkey's own file from its backup, or restore"
+                " it with `btcli wallet regen-hotkey`"
+            )
 
     @property
     def peer(self) -> PeerId:
@@ -122,4 +135,4 @@ def _wallet(kind: "type[Wallet]", name: str, hotkey: str, path: str) -> "Wallet"
     for value in (name, hotkey):
         if not value or "/" in value or value in (".", ".."):
             raise ConfigError(f"{value!r} is not a wallet or hotkey name: give the plain name, without a path")
-    return kind(name=name, hotkey=hotkey, path=os.path.expanduser(path))
+    return kind(name=name, hotkey=hotkey, path=str(expanded(path)))

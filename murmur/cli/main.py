@@ -2,15 +2,18 @@
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 
-from murmur.node.program.process import run_program
+from murmur.homes import provide_for_libraries
+from murmur.node.program.process import disk_fault, run_program
 from murmur.protocol.errors import ConfigError, MurmurError
 
 OPERATORS_FAULTS = {
@@ -57,6 +60,7 @@ SUBCOMMANDS = (
     Subcommand("shards", "build tokenised training data", "murmur.cli.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "murmur.cli.simulate"),
     Subcommand("status", "show a node's round, its last results and its faults", "murmur.cli.status"),
+    Subcommand("torchrun", "start a program once for each GPU, as torchrun does", "murmur.training.launch"),
     Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "murmur.cli.programs"),
 )
 PROGRAMS = frozenset(one.name for one in SUBCOMMANDS if one.module == "murmur.cli.programs")
@@ -70,10 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     of our output is gone. Bugs crash with a traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may have letters that the terminal's encoding lacks, or bytes that are no letters at all.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if words and words[0] in PROGRAMS:
         program = getattr(import_module("murmur.cli.programs"), words[0])
         return run_program(partial(program, words[1:], f"murmur {words[0]}"))
     options, chosen = parse(words)
+    provide_for_libraries()
     try:
         status = chosen(options)
         sys.stdout.flush()
@@ -87,16 +95,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError as fault:
         if fault.filename is not None:
             raise
-        # The reader of our output (head, less) has closed it. Print nothing more, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()  # the reader of our output (head, less) has closed it
         return 141
     except OSError as fault:
+        if fault.filename is None and (words_of_disk := disk_fault(fault)) is not None:
+            print(words_of_disk, file=sys.stderr)  # noqa: T201
+            _print_no_more()
+            return 2
         if fault.errno not in OPERATORS_FAULTS or fault.filename is None:
             raise
         print(f"cannot use {fault.filename}: {fault.strerror}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _print_no_more() -> None:
+    """Print nothing more, not even what is left at exit."""
+    with suppress(io.UnsupportedOperation):  # replaced by what is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.Namespace], int]]:

@@ -12,7 +12,7 @@ MISSING = "murmur sft needs the extra `post`, which is not installed: pip instal
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Fine-tune an export on chats, with loss on the assistant's turns, in the recipe's stages. After an "
-        "interruption, run the same command again. For several GPUs, put `torchrun --nproc-per-node 8` before "
+        "interruption, run the same command again. For several GPUs, put `murmur torchrun --nproc-per-node 8` before "
         "it, which shards the model (FSDP). For memory and time: murmur plan --sft."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="an export (murmur export)")
@@ -53,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
         from murmur.export.sft import Order, tune
     except ImportError as fault:
         raise ConfigError(f"{MISSING} ({fault})") from None
+    from murmur.training.meeting import forget_platform
+
+    forget_platform()
     folder = options.folder.absolute()
     out = options.out or folder.with_name(f"{folder.name}-sft")
     order = Order(

@@ -13,6 +13,7 @@ from murmur.cluster.ledger import Ledger
 from murmur.cluster.store_outage import KEY_REPLACED
 from murmur.data.remote_files import BlobRange, File
 from murmur.data.shards import Shards
+from murmur.homes import expanded
 from murmur.node.config.settings import ClusterConfig
 from murmur.node.state.store import StateStore
 from murmur.node.sync.amendments import fetch_blob
@@ -99,7 +100,7 @@ def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, ho
     ConfigError, StorageError."""
     index = spec.data.index_digest
     shards = (
-        Shards.open(config.data.expanduser(), index_digest=index)
+        Shards.open(expanded(config.data), index_digest=index)
         if config.data is not None
         else Shards.open(
             data_folder(home, index),

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from murmur.homes import expanded
 from murmur.protocol.cluster import GROUP
 from murmur.protocol.errors import ConfigError, InvalidMessage
 from murmur.protocol.fields import HexDigest, Table
@@ -49,7 +50,7 @@ class Token(Table):
 def read_token(path: Path) -> str:
     """The token in this file. Raises ConfigError."""
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return expanded(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         why = fault.strerror if isinstance(fault, OSError) else "it is not text"
         raise ConfigError(f"cannot read the token file {path}: {why}") from None

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import parse_table
 
@@ -36,7 +37,7 @@ def is_preset(source: str) -> bool:
 def table(source: str) -> dict[str, Any]:
     """Return the table of the preset or file `source`; the caller may change it. Raises ConfigError for one that does
     not exist or cannot be read."""
-    path = FOLDER / f"{source}.toml" if is_preset(source) else Path(source).expanduser()
+    path = FOLDER / f"{source}.toml" if is_preset(source) else expanded(source)
     if not path.is_file():
         raise ConfigError(f"no spec {source!r}: expected a TOML file, or one of the presets {', '.join(names())}")
     try:

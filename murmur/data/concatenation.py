@@ -8,8 +8,10 @@ from itertools import count
 from pathlib import Path
 
 from murmur.data.index import INDEX, Index, ShardEntry
+from murmur.data.job import BUILDING
+from murmur.data.place import alone
 from murmur.data.shards import Shards
-from murmur.files import whole, write
+from murmur.files import PARTIAL, whole, write
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import Digest
 
@@ -18,12 +20,19 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
     """Write a data set under `out` of these data sets' tokens, in this order, in both splits; return its index's
     digest.
 
-    Files are hard links where the disk supports them, else copies. Existing files stay, so the same call resumes after
-    a kill. Raises ConfigError for a folder without a data set, a damaged shard, one that already holds another, and
-    data sets of different tokenizers.
+    Files are hard links where the disk supports them, else copies. What a join that was killed has left is replaced.
+    Raises ConfigError for a folder without a data set, a damaged shard, one that already holds another or in which one
+    is being made, and data sets of different tokenizers.
     """
-    if (out / INDEX).exists():
-        raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
+    with alone(out):
+        if (out / INDEX).exists():
+            raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
+        if (out / BUILDING).exists():
+            raise ConfigError(f"{out} holds an unfinished build: choose another folder, or delete {out / BUILDING}")
+        return _join(folders, out)
+
+
+def _join(folders: Sequence[Path], out: Path) -> Digest:
     opened = [Shards.open(folder) for folder in folders]
     for each in opened:
         each.held_out.verify()
@@ -33,7 +42,8 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
     for folder, index in zip(folders, indices, strict=True):
         if _tokens_of(index) != _tokens_of(first):
             raise ConfigError(f"{folder} was built with another tokenizer than {folders[0]}: build it again")
-    out.mkdir(parents=True, exist_ok=True)
+    for left in (*out.glob("train-*"), *out.glob("held-out-*"), *out.glob(f"*{PARTIAL}")):
+        left.unlink()
     for name in first.tokenizer_files:
         _place(folders[0] / name, out / name)
     joined = first.model_copy(
@@ -70,8 +80,6 @@ def _joined(
 def _place(source: Path, target: Path) -> None:
     if not source.exists():
         raise ConfigError(f"{source} is missing; build the data set again")
-    if target.exists() and target.samefile(source):
-        return
     target.unlink(missing_ok=True)  # of a join that was killed, perhaps of others
     try:
         os.link(source, target)

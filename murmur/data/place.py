@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from murmur import files
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def place_of(name: str) -> Place:
         raise ConfigError("--out is empty: name a folder or an address")
     name = name.removeprefix("file://")
     if "://" not in name:
-        return Path(os.path.expanduser(name))
+        return expanded(name)
     if find_spec("upath") is None:
         raise ConfigError("addresses need the extra data: pip install 'murmuration-node[data]'")
     from upath import UPath
@@ -82,7 +83,9 @@ def alone(place: Place) -> Iterator[None]:
     with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if not os.path.samestat(os.fstat(file.fileno()), os.stat(place / _LOCK)):
+                raise BlockingIOError  # it was released and removed meanwhile, and another one has a new one
+        except (BlockingIOError, FileNotFoundError):
             raise ConfigError(f"another build works in {place}: wait for it, or choose another --out") from None
         try:
             yield

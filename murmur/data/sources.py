@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from murmur.data.recipe import Source
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 
 BOTOCORE = "botocore"
@@ -119,7 +120,7 @@ def _found(path: str) -> Iterator[tuple[str, str, int, str]]:
     if "://" in path:
         yield from _remote(path)
         return
-    local = Path(os.path.expanduser(path))
+    local = Path(str(expanded(path)))
     if local.is_dir():
         yield from ((str(file.relative_to(local)), *_facts(file)) for file in _walk(local))
     elif local.is_file():

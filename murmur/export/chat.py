@@ -19,6 +19,7 @@ from murmur.data.shards import Split
 from murmur.export.chat_rows import BadRow, Row, chat_of
 from murmur.export.chat_turns import Example, Turns
 from murmur.export.recipes import Stage
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError, Spoilt
 
 HUB = "hf:"
@@ -54,7 +55,7 @@ def read_rows(source: str, cache: Path) -> Dataset:
             return load_dataset(source.removeprefix(HUB), split="train")
         except Exception as fault:  # noqa: BLE001 - the library, the hub and the network each raise their own
             raise ConfigError(f"cannot load the data set {source}: {fault}") from None
-    path = Path(source).expanduser()
+    path = expanded(source)
     if not path.is_file():
         raise ConfigError(f"{path} is not there: expected a JSONL file of chats, or {HUB}NAME of the Hugging Face hub")
     if not any(_lines(str(path))):

@@ -35,6 +35,7 @@ from murmur.export.trainer import Before, Kept, StageTrainer, Tell, clear, is_fi
 from murmur.export.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card, is_tuned, read_tuned
 from murmur.export.verify import Differs, Export, read_export, read_files, read_origin
 from murmur.files import sync, write
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 
 WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
@@ -225,7 +226,7 @@ def _setting(order: Order, origin: Origin, replay: Shards | None, rows: str, num
 def _source(data: str) -> str:
     """Return the sha256 of the file of rows, as hex; empty for a data set of the hub, and where the file does not exist
     (any more)."""
-    path = Path(data).expanduser()
+    path = expanded(data)
     if data.startswith(HUB) or not path.is_file():
         return ""
     with path.open("rb") as file:

@@ -3,7 +3,6 @@ process resumes. Needs the extra `post`."""
 
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from trl import SFTConfig, SFTTrainer
 from murmur.export.recipes import Recipe, Schedule, Stage
 from murmur.files import sync, write
 from murmur.protocol.errors import Spoilt
+from murmur.training.meeting import launched
 
 SEED = 0
 WHOLE = "whole"
@@ -31,13 +31,15 @@ Tell = Callable[[str], None]
 
 
 def processes() -> int:
-    """Return the number of this fine-tuning's processes, one per device (from torchrun)."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Return the number of this fine-tuning's processes, one per device (from `murmur torchrun`)."""
+    place = launched()
+    return 1 if place is None else place.size
 
 
 def is_first() -> bool:
     """Whether this process writes the shared files."""
-    return int(os.environ.get("RANK", "0")) == 0
+    place = launched()
+    return place is None or place.rank == 0
 
 
 class StageTrainer(SFTTrainer):  # type: ignore[misc]
@@ -51,11 +53,19 @@ class StageTrainer(SFTTrainer):  # type: ignore[misc]
         return self.lr_scheduler
 
     def loss_of(self, rows: Dataset) -> float:
-        """Return the mean of the rows' losses, nats per token. Raises Spoilt where it is not finite."""
-        loss = float(self.evaluate(eval_dataset=rows)["eval_loss"])
+        """Return the mean loss of the rows' labelled tokens, each alike, nats per token. Raises Spoilt where it is not
+        finite."""
+        # The library's mean is of rows; those of few tokens would count as much as those of many.
+        tokens = sum(sum(label >= 0 for label in row[1:]) for row in rows["labels"])
+        loss = float(self.evaluate(eval_dataset=rows)["eval_loss"]) * len(rows) / max(1, tokens)
         if not math.isfinite(loss):
             raise Spoilt(f"the held-out chats' loss is {loss} after step {self.state.global_step} of this stage")
         return loss
+
+    def prediction_step(self, model: Any, inputs: Any, *words: Any, **named: Any) -> tuple[Any, Any, Any]:
+        """Return a row's loss as the sum over its labelled tokens."""
+        loss, logits, labels = super().prediction_step(model, inputs, *words, **named)
+        return loss * (inputs["labels"][:, 1:] >= 0).sum().to(loss.device), logits, labels
 
     def answer(self, question: list[int], ends: list[int], most: int) -> list[int]:
         """Return the model's greedy answer."""

@@ -41,8 +41,8 @@ class Setting(Table):
 
 
 class Measured(Table):
-    """A measurement of the model at one moment: the held-out chats' loss, nats per token, and the greedy answer to one
-    of their questions."""
+    """A measurement of the model at one moment: the held-out chats' loss, nats per labelled token, and the greedy
+    answer to one of their questions."""
 
     loss: float
     question: str

@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from murmur.node.telemetry.trouble import Standing
+from murmur.node.telemetry.trouble import Standing, from_the_future
 from murmur.page.cluster import ClusterNow, round_seconds
 from murmur.page.evaluations import Evaluations, in_folder
 from murmur.page.member_events import MemberEvents
@@ -131,6 +131,9 @@ class Folder:
         ended = (self.path / "report.json").exists()
         stopped = bool(self._stopped) and all(self._stopped.values())
         troubles = tuple((node, one) for node, found in sorted(self._standing.items()) for one in found.now())
+        for node, when in sorted(self._newest.items()):
+            if (ahead := from_the_future(when, now)) is not None:
+                troubles += ((node, ahead.fields()),)
         out = {node for node, one in troubles if one["about"] == "process"}
         out |= {node for node, is_stopped in self._stopped.items() if is_stopped}
         heard = {node: now - when for node, when in sorted(self._newest.items()) if node not in out}

@@ -37,7 +37,7 @@ from murmur.protocol.errors import ConfigError
 from murmur.protocol.spec import RunSpec, TrainingSpec
 
 LOOPBACK = "127.0.0.1"
-ANY = "0.0.0.0"
+ANY = ("0.0.0.0", "::")
 """Listens at all addresses of this machine."""
 FP32_BYTES = 4
 READ_SECONDS = 1.0
@@ -194,7 +194,7 @@ def application(watched: Watched, host: str = LOOPBACK) -> ASGIApp:
         Route("/api/rounds/{number:int}", one),
     ]
     # Reject other host names: a stranger's page may make its name resolve to this machine.
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost", host])
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost", "[::1]", host, f"[{host}]"])
     return _Sealed(Starlette(routes=routes, middleware=[hosts]))
 
 
@@ -225,17 +225,16 @@ class Page:
     """
 
     def __init__(self, source: PageSource, port: int = 0, host: str = LOOPBACK) -> None:
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((host, port))
-            self._socket.listen()
-        except OSError as fault:
-            self._socket.close()
+            family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            both = host == ANY[1] and socket.has_dualstack_ipv6()
+            self._socket = socket.create_server(where[:2], family=family, dualstack_ipv6=both)
+        except (OSError, UnicodeError) as fault:
+            why = fault.strerror if isinstance(fault, OSError) else "it is no host"
             raise ConfigError(
-                f"--host {host} --port {port} cannot be used ({fault.strerror}): choose others, or leave them out"
+                f"--host {host} --port {port} cannot be used ({why}): choose others, or leave them out"
             ) from None
-        shown = LOOPBACK if host == ANY else host
+        shown = LOOPBACK if host in ANY else f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}/"
         self._watched = Watched(source)
         config = uvicorn.Config(

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
+from murmur.homes import expanded
 from murmur.plan.rates import Rate
 from murmur.plan.requirements import TrainerPlan
 from murmur.plan.training_speed import Tell, Trial, trial
@@ -57,7 +58,7 @@ def measure(plan: Planned, options: Namespace, tell: Tell, home: Path | None = N
     assume. Values given by options stay. `home`: the node's, whose disk is measured (default: MURMUR_HOME's)."""
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     before = torch.get_num_threads()
-    home = home or Path(os.environ.get("MURMUR_HOME", "~/.murmur")).expanduser()
+    home = home or expanded(os.environ.get("MURMUR_HOME", "~/.murmur"))
     machine = _Host(threads, before, tell, _existing(home))
     try:
         rates = replace(plan.rates, threads=threads, **machine.host_rates())

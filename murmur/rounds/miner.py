@@ -13,6 +13,7 @@ from gauntlet.commitment import commitment
 from murmur.data.shards import Shards
 from murmur.node.chain.follower import RETURN_BLOCKS
 from murmur.node.node import Node
+from murmur.node.program.process import stop_after
 from murmur.node.state.saved import SealedRound
 from murmur.node.sync.checkpoints import kept_from, published_by_most
 from murmur.node.telemetry.causes import About
@@ -102,6 +103,7 @@ class Miner:
     def sit_out(self) -> None:
         """Follow the run for a round in which our hotkey has no place on the subnet: what we trained would not
         count."""
+        stop_after(None)
         node = self.node
         round = node.next_round(node.clock.commit_deadline)
         self.outcomes.follow(node.advance(round))
@@ -114,6 +116,7 @@ class Miner:
         unfinished = sealed is not None and self.finished < sealed.round == node.state.saved.round
         if unfinished and node.head() < node.clock.reveal_deadline(node.state.saved.round):
             return node.state.saved.round
+        stop_after(None)
         return node.next_round(node.clock.commit_deadline)
 
     def play(self, round: int) -> None:
@@ -135,6 +138,7 @@ class Miner:
         if counts:
             self.reveal(round, sealed)
         self.finished = round
+        stop_after(None)
         node.prefetch(round)
         node.state.save_own()
         self.finish_in_background(round, counts)
@@ -267,6 +271,7 @@ class Miner:
                     self.outcomes.margins.pop(round, None)
                     self.taken_back = round
                     self.node.post(None)
+                    stop_after(None)
                 raise
             logger.debug(
                 "round {round}: published, though the answer was lost ({fault})", round=round, fault=str(fault)
@@ -311,10 +316,11 @@ class Miner:
                 node.backoff.tell(round, Trouble("too_slow", seen))
             if late:
                 return
+            stop_after(f"the key of round {round} is out: we have committed to it")
             with node.state.timeline.begin("commit"):
                 block = node.post(statement)
             self.outcomes.margins[round] = last - block
-            logger.debug(
+            logger.info(
                 "round {round}: committed in block {block}, {margin} blocks before the deadline",
                 round=round,
                 block=block,
@@ -377,6 +383,7 @@ class Miner:
         key = keys.reveal(node.run.id, round)
         publish(node.ports.bucket, key, reveal, timeout_seconds=deadline, time=node.time)
         node.state.events.emit("revealed", round)
+        logger.info("round {round}: revealed", round=round)
 
     def look_as_a_stranger(self, round: int) -> None:
         """Say whether others can read our bucket, by the read key that we publish: only they use it."""

@@ -137,7 +137,9 @@ def too_big(spec: TrainingSpec, gpus: int, gpu_bytes: int) -> str:
     elif enough <= gpus:
         advice = "By this it fits: stop what else uses the GPU (nvidia-smi shows it)"
     else:
-        advice = f"Start it on {enough} of them (torchrun --nproc_per_node {enough}), or take GPUs with more memory"
+        advice = (
+            f"Start it on {enough} of them (murmur torchrun --nproc_per_node {enough}), or take GPUs with more memory"
+        )
     return (
         f"out of memory: not even one sequence of {spec.model.context} tokens can be trained on at once. The plan "
         f"(murmur plan) for {each}, in GB, with every layer computed again: {parts}; "

@@ -57,7 +57,9 @@ def _make(num_bytes: int) -> tuple[int, str]:
     """Make memory without a name; return the descriptor and the path by which processes of the same user open it. Pages
     take memory on the first write."""
     if sys.platform != "linux":
-        raise ConfigError("several ranks share memory through /proc, which only Linux has: start one without torchrun")
+        raise ConfigError(
+            "several ranks share memory through /proc, which only Linux has: start one without `murmur torchrun`"
+        )
     file = os.memfd_create("murmur")
     os.ftruncate(file, max(1, num_bytes))
     return file, f"/proc/{os.getpid()}/fd/{file}"

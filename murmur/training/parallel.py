@@ -1,16 +1,16 @@
 """Ranks: the processes, one for each accelerator of a machine, that train one node's model together.
 
-`torchrun --nproc_per_node N neurons/miner.py` starts N of them; without torchrun there is one. The first rank runs the
+`murmur torchrun --nproc_per_node N neurons/miner.py` starts N of them; without it there is one. The first rank runs the
 program, and it alone talks to chain and store. The others wait for its calls to their trainer
-(murmur/training/trainer.py) and execute them at the same time on their share. Only this module knows which rank it is.
-Parameters are sharded by FSDP2 (torch.distributed.fsdp.fully_shard).
+(murmur/training/trainer.py) and execute them at the same time on their share. Only this module and
+murmur/training/meeting.py, where they meet, know which rank it is. Parameters are sharded by FSDP2
+(torch.distributed.fsdp.fully_shard).
 
 A rank that fails ends with its own message; torchrun then ends the others. A rank whose torchrun is gone ends itself.
 """
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,31 +22,20 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import PrefixStore
 
-from murmur.protocol.errors import MurmurError
+from murmur.training.meeting import Calls, RankLost, launched, meet
 
 COLLECTIVE_SECONDS = 600.0
 """Time after which a rank that others wait for inside one operation is taken for dead."""
 _PARENT_SECONDS = 1.0
-_JOIN_SECONDS = 10.0
 _CALL_SECONDS = 0.05
 """Longest pause between polls for a call of the first rank; much shorter right after a call."""
+_END_SECONDS = 5.0
+"""Longest time that the first rank, which keeps the calls, stays for the others to take its last one."""
 _END = "end"
+_ENDED = "ended"
 _OPEN = "open"
-
-
-class RankLost(MurmurError):
-    """Another rank ended or hangs. It logged the reason itself; this rank cannot continue alone."""
-
-
-class Calls(Protocol):
-    """The part of torch's key-value store that carries the first rank's calls to the others."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 class Ranks:
@@ -142,11 +131,19 @@ class Ranks:
             cast(Calls, self._calls).set(str(self._count), json.dumps([name, arguments]))
 
     def end(self) -> None:
-        """First rank: make the others end. After an aborted call they may have settled it or not, so both counts are
-        sent."""
-        with suppress(dist.DistError):  # torchrun is gone, and the others with it
-            for count in (self._count, self._count + 1):
-                cast(Calls, self._calls).set(str(count), json.dumps([_END, {}]))
+        """First rank: make the others end, and see that they do. After an aborted call they may have settled it or not,
+        so both counts are sent."""
+        calls, others = cast(Calls, self._calls), [f"{_ENDED} {index}" for index in range(1, self.size)]
+        last = time.monotonic() + _END_SECONDS
+        for count in (self._count, self._count + 1):
+            calls.set(str(count), json.dumps([_END, {}]))
+        while not calls.check(others) and time.monotonic() < last:
+            time.sleep(_CALL_SECONDS)
+
+    def ended(self) -> None:
+        """Other ranks: tell the first one that this one takes no more calls."""
+        with suppress(dist.DistError):  # it has ended already
+            cast(Calls, self._calls).set(f"{_ENDED} {self.index}", "")
 
     def await_call(self) -> tuple[str, dict[str, Any]]:
         """Other ranks: wait for the first rank's next call. Raises RankLost."""
@@ -157,7 +154,7 @@ class Ranks:
                 pause = min(2 * pause, _CALL_SECONDS)
             name, arguments = json.loads(calls.get(key))
         except dist.DistError as fault:
-            raise RankLost(f"rank {self.index} has lost torchrun, which carries the calls: start it again") from fault
+            raise RankLost(f"rank {self.index} has lost the first rank, which says why itself: start again") from fault
         return name, arguments
 
     def settle(self) -> None:
@@ -229,10 +226,16 @@ def open_together(ranks: Ranks, make: Callable[..., W], **arguments: Any) -> W:
     return worker
 
 
-def run(program: Callable[[Ranks], None], make: Callable[..., Worker], device: torch.device) -> None:
+def run(
+    program: Callable[[Ranks], None],
+    make: Callable[..., Worker],
+    device: torch.device,
+    stop_after: Callable[[str | None], None] = lambda what: None,
+) -> None:
     """Run `program` on the first rank; the others open its workers and execute its calls until it ends.
 
-    device: the kind of device; every rank takes its own.
+    device: the kind of device; every rank takes its own. stop_after: makes a request to stop wait for what it is
+    called with, until it is called with None: the first rank alone decides when all stop.
     """
     ranks = _join(device)
     if ranks.size == 1:
@@ -245,7 +248,12 @@ def run(program: Callable[[Ranks], None], make: Callable[..., Worker], device: t
             finally:
                 ranks.end()
         else:
-            _serve(ranks, make)
+            stop_after("")  # it has nothing to say
+            try:
+                _serve(ranks, make)
+            finally:
+                ranks.ended()
+            stop_after(None)
     finally:
         dist.destroy_process_group()
 
@@ -265,39 +273,25 @@ def _serve(ranks: Ranks, make: Callable[..., Worker]) -> None:
 
 
 def _join(device: torch.device) -> Ranks:
-    """Return this process's rank, from torchrun's environment variables."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    """Return this process's rank, from the environment variables of who started it."""
+    place = launched()
+    if place is None:
         return Ranks(device=device)
     _end_with(os.getppid())
-    _require_launcher()
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", place.local_rank)
         torch.cuda.set_device(device)
         # torchrun leaves one thread to each process; the first rank does the host's work while the others wait.
         torch.set_num_threads(os.cpu_count() or 1)
-    prefixed = cast(Any, dist).PrefixStore
-    store, index, size = next(rendezvous("env://"))
+    store = meet(place)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=prefixed("group", store),
-        rank=index,
-        world_size=size,
+        store=PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.size,
         timeout=timedelta(seconds=COLLECTIVE_SECONDS),
     )
-    return Ranks(index, size, device, prefixed("calls", store))
-
-
-def _require_launcher() -> None:
-    """Raise RankLost when torchrun ended while this process was starting: no watcher existed yet, and torch's own
-    rendezvous would wait for many minutes."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    try:
-        socket.create_connection(place, timeout=_JOIN_SECONDS).close()
-    except OSError as fault:
-        raise RankLost(f"torchrun does not answer ({fault}): it ended while this rank was starting") from None
+    return Ranks(place.rank, place.size, device, cast(Calls, PrefixStore("calls", store)))
 
 
 def _end_with(parent: int) -> None:

@@ -1,6 +1,7 @@
 """Keys: signatures between strangers, and wallets that never prompt."""
 
 import io
+import json
 import stat
 from pathlib import Path
 
@@ -118,3 +119,12 @@ def test_a_damaged_hotkey_is_a_config_error_that_does_not_quote_it(tmp_path: Pat
     assert "zoo" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_a_hotkey_without_its_private_half_is_refused_before_it_has_to_sign(tmp_path: Path) -> None:
+    path = tmp_path / "miner" / "hotkeys" / "one"
+    create_wallet("miner", "one", str(tmp_path))
+    public = json.loads(path.read_text())
+    path.write_text(json.dumps({name: public[name] for name in ("ss58Address", "publicKey", "accountId")}))
+    with pytest.raises(ConfigError, match="private key"):
+        HotkeySigner(open_wallet("miner", "one", str(tmp_path)).hotkey)

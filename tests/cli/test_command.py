@@ -262,3 +262,18 @@ def test_a_mistyped_name_is_told_at_once_without_torch_and_without_the_chain(wor
     done, ((status, heavy, _),) = ask([words])
     assert (status, heavy) == (2, [])
     assert said in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_has_no_room_ends_with_a_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "murmur", "plan", "--spec", "tiny"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "free disk space" in done.stderr
+    assert "Traceback" not in done.stderr

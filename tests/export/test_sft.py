@@ -458,7 +458,7 @@ def test_two_processes_learn_what_one_does(base: Path, data_folder: Path, tmp_pa
     data = write_rows(tmp_path / "rows.jsonl", chats(30))
     words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
     words += ["--replay", str(data_folder), "--out"]
-    for out, ranks in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])):
+    for out, ranks in (("one", []), ("two", ["-m", "murmur", "torchrun", "--nproc-per-node", "2"])):
         command = [sys.executable, *ranks, "-m", "murmur", *words, str(tmp_path / out)]
         subprocess.run(command, check=True, timeout=500, env=os.environ)
     for one, two in zip(steps_of(tmp_path / "one"), steps_of(tmp_path / "two"), strict=True):

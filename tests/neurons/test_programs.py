@@ -25,6 +25,7 @@ def the_tests_own_process() -> Iterator[None]:
     hook, handlers = threading.excepthook, {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
     yield
     threading.excepthook = hook
+    signal.set_wakeup_fd(-1)
     for one, handler in handlers.items():
         signal.signal(one, handler)
 
@@ -324,3 +325,53 @@ def test_an_interrupt_by_the_operator_is_no_fault_whatever_dies_of_it(how: str) 
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
     assert "stopped on request" in line
+
+
+OWES = """
+import ctypes, sys, time
+from pathlib import Path
+from murmur.node.program.process import is_stopping, log_to_stderr, run_program, stop_after
+
+def main():
+    stop_after("the key is out")
+    print("ready", flush=True)
+    if sys.argv[1] == "stuck":  # inside a call that no signal interrupts, as a collective operation of torch
+        mutex = ctypes.create_string_buffer(64)
+        for _ in range(2):
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    while not is_stopping():
+        time.sleep(0.01)
+    print("revealed", flush=True)
+    stop_after(None)
+    print("went on", flush=True)
+
+log_to_stderr("INFO")
+sys.exit(run_program(main))
+"""
+
+
+def owing(how: str) -> "subprocess.Popen[str]":
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", OWES, how], cwd=ROOT, **pipes)  # type: ignore[call-overload]
+    assert process.stdout.readline() == "ready\n"
+    return process  # type: ignore[no-any-return]
+
+
+def test_a_node_that_owes_something_stops_once_it_has_given_it() -> None:
+    process = owing("waits")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "revealed\n")
+    assert "asked to stop: stops after the key is out" in err
+    assert "stopped on request" in err
+
+
+def test_a_second_signal_ends_even_a_node_that_is_stuck_inside_a_call() -> None:
+    process = owing("stuck")
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    assert "asked to stop: stops after the key is out" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "")
+    assert "stopped on request" in err

@@ -40,6 +40,14 @@ def test_a_public_run_over_a_chain_node_on_this_machine_follows_no_private_point
     open_ports(config("http://127.0.0.1:9000"), access(), local=True).open_pointer(PRIVATE[1])
 
 
+def test_a_proxy_that_cannot_be_used_ends_a_node_whose_peers_are_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "own.example")
+    with pytest.raises(ConfigError, match="all_proxy cannot be used"):
+        open_ports(config("https://own.example"), access(), local=False)
+    open_ports(config("http://127.0.0.1:9000"), access(), local=True)
+
+
 def test_ones_own_bucket_has_to_be_one_that_the_runs_peers_will_follow() -> None:
     with pytest.raises(ConfigError, match="https"):
         open_ports(config("http://127.0.0.1:9000"), access(), local=False)

@@ -18,7 +18,7 @@ RANKS = [1, pytest.param(2, marks=pytest.mark.slow)]
 
 
 def played(size: int, *words: object) -> subprocess.CompletedProcess[str]:
-    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(size), "--module"]
+    launcher = ["murmur", "torchrun", "--nproc_per_node", str(size), "--module"]
     return subprocess.run(
         [sys.executable, "-m", *(launcher if size > 1 else []), "tests.node.on_ranks", *map(str, words)],
         cwd=ROOT,

@@ -177,6 +177,16 @@ def test_what_a_new_node_has_not_done_yet_counts_from_its_start(metrics: Metrics
     assert "murmur_weights_timestamp_seconds" not in found
 
 
+def test_what_a_clock_that_was_ahead_told_silences_no_alert(metrics: Metrics, tmp_path: Path) -> None:
+    path, now = tmp_path / "events.jsonl", 1000.0
+    Events(path, "w/default").emit(
+        "applied", 0, void=False, contributing=["a"], theta="", after=9, guess="right", seconds={}
+    )
+    assert next(iter(last_events(path)))["time"] > now
+    metrics.recall(last_events(path), now, validates=False)
+    assert samples(metrics)["murmur_round_timestamp_seconds"] == now
+
+
 def test_a_clusters_member_is_seen_by_its_own_events(tmp_path: Path) -> None:
     """No blocks, no guesses: none of them is exported. Its rounds are planned as long as the last ones were."""
     metrics = Metrics("ours", tmp_path, None)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from murmur.node.config.run_file import RunFile
 from murmur.page.folder import Folder
 from murmur.page.health import health
@@ -53,3 +55,16 @@ def test_a_network_whose_nodes_were_all_stopped_on_request_is_stopped_until_one_
     written.write("validator-1", "stopped", 1, fault="the chain is gone")
     folder.read()
     assert not folder.stage().stopped
+
+
+def test_a_network_whose_last_events_lie_in_the_future_is_not_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, folder = synthetic.Folder(tmp_path), Folder(tmp_path)
+    written.round(0)
+    folder.read()
+    assert not folder.stage().troubles
+    monkeypatch.setattr("murmur.page.folder.time.time", lambda: 1e9 - 7 * 86400)  # the events are of 1e9 and later
+    kind, told = health(folder)
+    assert kind == "wrong"
+    assert "in the future" in told

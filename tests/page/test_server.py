@@ -225,6 +225,24 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path, capsys: pytest
     assert "--host 192.0.2.1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("::", "127.0.0.1"), ("localhost", "localhost")])
+def test_the_page_is_where_it_says_at_any_form_of_an_address(host: str, shown: str, tmp_path: Path) -> None:
+    page = Page(Folder(synthetic.Folder(tmp_path).path), 0, host).begin()
+    try:
+        assert page.url.startswith(f"http://{shown}:")
+        assert get(page, "api/rounds")[0] == 200
+        if host == "::":
+            assert ask("[::1]", int(page.url.split(":")[2].strip("/")), "[::1]") == 200
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "[::1]", "300.1.1.1"])
+def test_a_host_that_is_none_is_told(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Page(Folder(synthetic.Folder(tmp_path).path), 0, host)
+
+
 def test_a_taken_port_and_a_folder_that_is_none_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", str(tmp_path)]) == 2
     assert "not the run folder" in capsys.readouterr().err

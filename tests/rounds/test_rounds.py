@@ -10,8 +10,10 @@ import pytest
 import torch
 from loguru import logger
 
+import murmur.rounds.miner
 from gauntlet.agreement import SEAT_ROUNDS
 from murmur.node.program.process import EXIT_UPDATE, run_program
+from murmur.node.telemetry.events import Events
 from murmur.protocol import keys
 from murmur.protocol.errors import UpdateNeeded
 from murmur.protocol.messages import encode_slot, parse_document
@@ -329,3 +331,30 @@ def test_a_validator_that_comes_late_to_a_run_in_which_nobody_spoke_starts_it(ne
     assert network["miner-1"].voids()[:3] == [0, 1, 2]
     assert 5 not in network["miner-1"].voids()
     network.assert_agreement()
+
+
+def test_a_miner_that_has_committed_stops_after_its_reveal_and_before_anything_else(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str | None]()
+    monkeypatch.setattr(murmur.rounds.miner, "stop_after", told.append)
+    emit = Events.emit
+
+    def seen(self: Events, kind: str, *arguments: Any, **values: Any) -> None:
+        if kind in ("committed", "revealed"):
+            told.append(kind)
+        emit(self, kind, *arguments, **values)
+
+    monkeypatch.setattr(Events, "emit", seen)
+    network = networks(miners=1)
+    network.start()
+    network.run_until(3)
+    rounds = [one for one in told if one is not None]
+    assert rounds[:6] == [
+        *("the key of round 0 is out: we have committed to it", "committed", "revealed"),
+        *("the key of round 1 is out: we have committed to it", "committed", "revealed"),
+    ]
+    for at, one in enumerate(told):
+        if one == "revealed":
+            assert told[at - 1] == "committed"
+            assert told[at + 1] is None

@@ -6,10 +6,11 @@ import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from murmur.protocol.errors import StorageError
+from murmur.protocol.errors import NotSupported, StorageError
 from murmur.protocol.types import Pointer, PublicPointer
 from storage import client, transport
 from storage.s3 import S3Bucket, open_pointer
@@ -88,3 +89,48 @@ def test_a_server_that_names_another_region_is_not_asked_again_and_says_nothing_
         assert len(liar.requests) == 1
     assert get(bucket_of(servers[0], "access")) == b"0"
     assert b"/auto/s3/aws4_request" in servers[0].requests[0]
+
+
+@pytest.fixture
+def strange_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / ".aws").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".aws"
+
+
+@pytest.mark.parametrize(
+    ("variables", "config"),
+    [
+        ({"AWS_PROFILE": "work"}, ""),
+        ({"AWS_DEFAULTS_MODE": "nonsense", "AWS_RETRY_MODE": "bad", "AWS_MAX_ATTEMPTS": "x"}, ""),
+        ({"AWS_CA_BUNDLE": "/nowhere", "AWS_USE_FIPS_ENDPOINT": "true", "AWS_USE_DUALSTACK_ENDPOINT": "true"}, ""),
+        ({"AWS_ENDPOINT_URL_S3": "nonsense", "AWS_REQUEST_CHECKSUM_CALCULATION": "x"}, ""),
+        ({"AWS_S3_US_EAST_1_REGIONAL_ENDPOINT": "bad", "AWS_S3_USE_ARN_REGION": "x"}, ""),
+        ({"AWS_ACCESS_KEY_ID": "half"}, ""),
+        ({}, "[default]\ns3 =\n  use_accelerate_endpoint = true\n"),
+        ({}, "not an ini file"),
+        ({}, "[default]\nregion = nowhere\nsignature_version = s3v2\n"),
+    ],
+)
+def test_the_machines_own_settings_for_aws_change_nothing(
+    variables: dict[str, str],
+    config: str,
+    servers: list[Hostile],
+    strange_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for file in ("config", "credentials"):
+        (strange_home / file).write_text(config)
+    assert get(bucket_of(servers[0], "access")) == b"0"
+    assert b"Credential=access/" in servers[0].requests[0]
+    assert b"/auto/s3/aws4_request" in servers[0].requests[0]
+
+
+def test_a_store_of_one_region_only_is_refused_with_the_remedy() -> None:
+    size = f"Content-Length: {len(WRONG_REGION)}"
+    with hostile(says("400 Bad Request", size, "Content-Type: application/xml", body=WRONG_REGION)) as server:
+        with pytest.raises(NotSupported, match="use a store that takes any") as told:
+            get(bucket_of(server, "access"))
+        assert "elsewhere-1" not in str(told.value)

@@ -77,6 +77,18 @@ def test_a_node_without_memory_for_a_thread_has_stopped_or_is_said_to_be_silent(
     assert_says(stage, "there is no memory for a thread", "miner-3", cause, words[cause], 10)
 
 
+def test_a_node_that_is_asked_to_stop_after_it_committed_reveals_first(stage: Stage) -> None:
+    began = time.time()
+    stage.wait_for("a commitment", lambda: bool(stage.events("miner-2", "committed", began)), 4 * ROUND_SECONDS)
+    [round] = {event["round"] for event in stage.events("miner-2", "committed", began)}
+    assert stage.stop("miner-2", signal.SIGTERM) == 0
+    assert round in {event["round"] for event in stage.events("miner-2", "revealed", began)}
+    log = stage.log("miner-2")
+    assert log.index(f"round {round}: committed in block") < log.index(f"round {round}: revealed")
+    stage.start("miner-2")
+    until_back(stage, ["miner-2"], time.time(), 4.0)
+
+
 def test_a_node_that_is_stopped_on_request_is_not_wrong(stage: Stage) -> None:
     assert stage.stop("miner-1") == 0
     assert "stopped on request" in said("status", "--config", str(stage.config("miner-1")))

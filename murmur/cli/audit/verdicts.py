@@ -11,6 +11,7 @@ from typing import Any
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE
 from murmur.cli import network
 from murmur.data.shards import Shards
+from murmur.homes import expanded
 from murmur.node.config.device import choose_device
 from murmur.node.observe.audit_inputs import Audited, audit_round, last_reported
 from murmur.node.observe.opened_network import OpenedNetwork
@@ -46,7 +47,7 @@ def _shards(there: OpenedNetwork) -> Shards | None:
     """Return the data set; None where it is not published or not reachable: everything but the scores can be checked
     without."""
     data = there.config.data
-    if there.recorded and data is not None and not data.expanduser().exists():
+    if there.recorded and data is not None and not expanded(data).exists():
         return None
     try:
         return open_data(there.config, there.run, there.ports, there.home)

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from murmur.node.config.settings import ClusterConfig, add_flags
+from murmur.node.config.settings import ClusterConfig, add_flags, plain_key
 from murmur.protocol.errors import ConfigError
 
 SECRET = "MURMUR_BUCKET__SECRET_KEY"
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="where theta_0's honest round is trained; torchrun gives it several GPUs (default %(default)s)",
+        help="where theta_0's honest round is trained; `murmur torchrun` gives it several GPUs (default %(default)s)",
     )
     invite = actions.add_parser("invite", help="show the token: anyone who holds it is a member")
     invite.add_argument("name", help="of the run")
@@ -137,7 +137,10 @@ def _secret_key() -> str:
             f"the bucket's secret is missing. Set it in the environment: export {SECRET}=... A secret must not be "
             "on a command line"
         )
-    return secret
+    try:
+        return plain_key(secret)
+    except ValueError as fault:
+        raise ConfigError(f"{SECRET}: {fault}") from None
 
 
 def _doctor(options: argparse.Namespace) -> int:

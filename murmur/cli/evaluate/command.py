@@ -66,6 +66,9 @@ def run(options: argparse.Namespace) -> int:
     if options.tasks is None:
         raise ConfigError("--tasks is missing: give small, base, chat, or names of lm-eval (murmur evaluate --help)")
     from murmur.export.evaluate import evaluate, parse_tasks, table
+    from murmur.training.meeting import forget_platform
+
+    forget_platform()
 
     found = evaluate(folder, origin, parse_tasks(options.tasks), **evaluator_options(options))
     sys.stdout.write(json.dumps(found | {"tuned": tuned}, indent=2) + "\n" if options.json else table(found))

@@ -21,6 +21,7 @@ from murmur.export.origin import ORIGIN, Origin
 from murmur.export.states import States
 from murmur.export.tokenizer import MAX_BYTES, run_tokenizer
 from murmur.export.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
+from murmur.homes import expanded
 from murmur.node.observe.opened_network import OpenedNetwork
 from murmur.node.sync.dataset import RemoteShards
 from murmur.protocol.cluster import ClusterSpec
@@ -146,7 +147,7 @@ def _data(
     digest: Digest, given: str | Path | None, remote_of: Callable[[Path], Remote]
 ) -> Iterator[tuple[Shards, Path]]:
     with TemporaryDirectory(prefix="murmur-export-") as temporary:
-        folder, fetched = Path(given or temporary).expanduser(), Path(temporary)
+        folder, fetched = expanded(given or temporary), Path(temporary)
         if not (folder / INDEX).is_file():
             folder = fetched
         remote = remote_of(folder / INDEX)

@@ -71,7 +71,7 @@ def _add_create(actions: Any) -> None:
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="device that trains theta_0's honest round; torchrun gives it several GPUs (default %(default)s)",
+        help="device that trains theta_0's honest round; `murmur torchrun` gives it several GPUs (default %(default)s)",
     )
     settings.add_flags(create, settings.OwnerConfig)
     add_machine(create.add_argument_group("machine to plan for, as in `murmur plan`"))

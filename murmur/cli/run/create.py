@@ -16,6 +16,7 @@ from murmur.data.build import build as build_shards
 from murmur.data.index import INDEX
 from murmur.data.job import BUILDING
 from murmur.data.shards import Shards
+from murmur.homes import expanded
 from murmur.node.chain import subnet_terms
 from murmur.node.config.adapters import own_chain, own_wallet, signer_of
 from murmur.node.config.settings import HotkeyConfig
@@ -126,7 +127,7 @@ def _name(options: Namespace, folder: Path) -> str:
 
 def _data(source: str, options: Namespace, folder: Path) -> tuple[Path, Shards]:
     """Return the data set's folder, and the data set: the named one, or one made from text here."""
-    at = Path(source).expanduser()
+    at = expanded(source)
     if not (at / INDEX).is_file():
         at = folder / DATA
         if not (at / INDEX).is_file() or (at / BUILDING).exists():

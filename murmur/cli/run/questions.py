@@ -21,6 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from murmur.homes import expanded
 from murmur.node.config import settings
 from murmur.node.config.adapters import connect, open_ports
 from murmur.node.config.ports import Ports
@@ -109,7 +110,7 @@ def keep(options: Namespace, answered: HotkeyConfig) -> dict[str, str]:
         "netuid": str(answered.netuid),
         "wallet.name": answered.wallet.name,
         "wallet.hotkey": answered.wallet.hotkey,
-        "wallet.path": str(answered.wallet.path.expanduser().absolute()),
+        "wallet.path": str(expanded(answered.wallet.path).absolute()),
     }
 
 

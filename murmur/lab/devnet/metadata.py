@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from murmur import files
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 
 SDK_VERSION = "11.3.0"
@@ -30,7 +31,7 @@ COMMAND = "python -m murmur.lab.devnet.metadata"
 
 def cache_path() -> Path:
     """Return the metadata's path: $XDG_CACHE_HOME/murmur, else ~/.cache/murmur."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    base = os.environ.get("XDG_CACHE_HOME") or str(expanded("~/.cache"))
     return Path(base) / "murmur" / f"subtensor-{SPEC_VERSION}-v15.bin"
 
 

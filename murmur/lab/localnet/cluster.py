@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from murmur.cluster.bootstrap import open_shared, require_group
@@ -61,7 +62,7 @@ def play(
         f"{result['loss_first']:.2f} -> {result['loss_last']:.2f}, {result['kills']} kills, "
         f"{result['repeated_steps']} steps repeated by the surviving members"
     )
-    say(f"page   murmur dashboard {folder}")
+    say(f"page   murmur dashboard {quote(str(folder))}")
     return result
 
 

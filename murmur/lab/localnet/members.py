@@ -150,4 +150,4 @@ def _module(member: LocalNode, name: str) -> list[str]:
     """Return python's arguments that run a module in the member's number of processes."""
     if member.ranks == 1:
         return ["-m", name]
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(member.ranks), "--module", name]
+    return ["-m", "murmur", "torchrun", "--nproc_per_node", str(member.ranks), "--module", name]

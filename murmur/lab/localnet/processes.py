@@ -126,13 +126,18 @@ class Processes:
             subprocess.run(["sh", "-c", thaw], stdin=subprocess.DEVNULL, start_new_session=True, check=True)
 
     def stop(self, spared: Collection[str] = ()) -> None:
-        """End all children except `spared`: SIGTERM, then SIGKILL for those that do not end."""
-        for signum, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        """End all children except `spared`: SIGTERM, a second one in the middle of the time for those that wait for a
+        reveal, then SIGKILL."""
+        began = time.monotonic()
+        for signum, until in (
+            (signal.SIGTERM, began + STOP_SECONDS / 2),
+            (signal.SIGTERM, began + STOP_SECONDS),
+            (signal.SIGKILL, began + 2 * STOP_SECONDS),
+        ):
             alive = [c for c in self.children.values() if c.process.poll() is None and c.name not in spared]
             for child in alive:
                 os.killpg(child.process.pid, signum)
                 os.killpg(child.process.pid, signal.SIGCONT)
-            until = time.monotonic() + seconds
             while any(child.process.poll() is None for child in alive) and time.monotonic() < until:
                 time.sleep(0.05)
 

@@ -31,6 +31,7 @@ from murmur.lab.devnet.launch import end_with_parent
 from murmur.lab.localnet.ports import HOST, free_ports
 from murmur.lab.localnet.store import StoreReady, StoreUser, read_ready, write_ready, write_secret
 from murmur.protocol.errors import ConfigError
+from storage.client import own_session
 
 START_SECONDS = 60.0
 VOLUME_MIB = 64
@@ -205,13 +206,13 @@ def _open(ready: StoreReady, admin: tuple[str, str], process: "subprocess.Popen[
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    s3: Any = boto3.client(
+    s3: Any = boto3.session.Session(botocore_session=own_session()).client(
         "s3",
         endpoint_url=ready.endpoint,
         region_name="us-east-1",
         aws_access_key_id=admin[0],
         aws_secret_access_key=admin[1],
-        config=Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 1}),
+        config=Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 1}, proxies={}),
     )
     until = time.monotonic() + START_SECONDS
     while process.poll() is None:

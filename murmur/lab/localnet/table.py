@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 from rich import box
@@ -185,7 +186,7 @@ class Table:
         self._print(Text(f"report {folder / 'report.json'}"))
         self._print(Text(f"logs   {folder / 'logs'}"))
         self._print(Text(f"events {folder / 'nodes'}"))
-        self._print(Text(f"page   murmur dashboard {folder}"))
+        self._print(Text(f"page   murmur dashboard {quote(str(folder))}"))
 
     def _aftermath(self, chaos: dict[str, Any]) -> None:
         """Print the injections and their consequences."""

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from murmur.data.build import build
+from murmur.homes import expanded
 
 TEXT_BYTES = 6_000_000
 _FORM = "whole"
@@ -16,7 +17,7 @@ _FORM = "whole"
 def cache_folder() -> Path:
     """Return the cache of data that can be rebuilt."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "murmur"
-    return Path(os.environ.get("MURMUR_CACHE", default)).expanduser()
+    return expanded(os.environ.get("MURMUR_CACHE", default))
 
 
 def text_data(say: Callable[[str], None]) -> Path:

@@ -7,12 +7,14 @@ from urllib.parse import urlsplit
 
 from murmur.chain.adapter import SubtensorChain, open_chain
 from murmur.chain.keys import HotkeySigner, open_wallet, verify
+from murmur.homes import expanded
 from murmur.node.config.ports import Opener, Ports, is_local
 from murmur.node.config.settings import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.pointers import encode_pointer
 from murmur.protocol.ports import Signer, Verify
 from murmur.protocol.types import Pointer, PublicPointer
+from murmur.proxies import proxy_for
 from storage.behaviour import server_time
 from storage.s3 import open_bucket, open_pointer
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from murmur.chain.keys import Wallet
 
 
+ANY_PEER = "https://peer.invalid"
 DATE_SECONDS = 5.0
 """Longest wait for the store's clock."""
 
@@ -47,7 +50,7 @@ def owner_opener(config: NetworkConfig) -> Opener:
 
 def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
     """Open the wallet with its hotkey. Raises ConfigError."""
-    return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
+    return open_wallet(config.wallet.name, config.wallet.hotkey, str(expanded(config.wallet.path)))
 
 
 def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:
@@ -84,6 +87,8 @@ def published(own: BucketConfig) -> Pointer | PublicPointer:
 def open_ports(config: NodeConfig | OwnerConfig, access: ChainAccess, *, local: bool) -> Ports:
     """Open the bucket, and return it with the chain, for a run that is `local` or not. Raises ConfigError."""
     own, pointer = config.bucket, published(config.bucket)
+    if not local:
+        proxy_for(ANY_PEER)  # one that cannot be used fails now, not as peers whose buckets seem to be missing
     if not local and urlsplit(pointer.endpoint).scheme != "https":
         name = "bucket.public_url" if isinstance(pointer, PublicPointer) else "bucket.endpoint"
         raise ConfigError(f"{name} must be an https URL in a run that is not local: peers refuse all others")

@@ -6,12 +6,11 @@ from urllib.parse import urlsplit
 
 from murmur.protocol.ports import Chain, Signer, Time, Verify
 from murmur.protocol.types import Pointer, PublicPointer
+from murmur.proxies import is_loopback
 from storage.realtime import REAL
 from storage.s3 import RangedBucket
 
 Opener = Callable[[Pointer | PublicPointer], RangedBucket]
-
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +32,4 @@ class Ports:
 def is_local(network: str) -> bool:
     """Whether the chain is on this machine. It may still be a node of a public chain. Whether a run is local, and
     peers' buckets may be on private addresses, is set by its spec."""
-    return network == "local" or urlsplit(network).hostname in LOCAL_HOSTS
+    return network == "local" or is_loopback(urlsplit(network).hostname or "")

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from murmur import files
+from murmur.homes import expanded
 from murmur.node.config.settings_sources import (
     BTCLI,
     PREFIX,
@@ -52,8 +54,35 @@ Archives = Annotated[
 proved."""
 
 
+def _chain(said: str) -> str:
+    """Check a network's URL; the SDK knows the names."""
+    if "://" in said:
+        try:
+            parts = urlsplit(said)
+            usable = parts.scheme in ("ws", "wss") and parts.hostname is not None and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError("expected ws://HOST:PORT or wss://HOST; an IPv6 address is written ws://[::1]:9944")
+    return said
+
+
+def plain_key(said: str) -> str:
+    """Return a bucket's key without a line's end. Raises ValueError for what is none."""
+    said = said.strip()
+    if not said.isascii() or not said.isprintable() or " " in said:
+        raise ValueError("a key has printable ASCII characters and no blanks: copy it again from the provider's page")
+    return said
+
+
+Network = Annotated[str, AfterValidator(_chain), Field(description="finney, test, local or a ws(s):// URL")]
+Key = Annotated[str, AfterValidator(plain_key)]
+Secret = Annotated[SecretStr, AfterValidator(lambda said: SecretStr(plain_key(said.get_secret_value())))]
+
+
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A line's end comes with what is read from files: $(cat secret), or an orchestrator's.
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
 
 class WalletConfig(_Table):
@@ -70,13 +99,13 @@ class BucketConfig(_Table):
 
     endpoint: Annotated[str, Field(description="S3 endpoint; for R2 https://ACCOUNT_ID.r2.cloudflarestorage.com")]
     name: Annotated[str, Field(description="bucket name; one bucket per hotkey")]
-    access_key: Annotated[str, Field(description="access key id of the read-write token")]
-    secret_key: Annotated[SecretStr, Field(description="secret of the read-write token (environment or file)")]
+    access_key: Annotated[Key, Field(description="access key id of the read-write token")]
+    secret_key: Annotated[Secret, Field(description="secret of the read-write token (environment or file)")]
     read_access_key: Annotated[
-        str | None, Field(description="access key id of the read-only token, published on chain")
+        Key | None, Field(description="access key id of the read-only token, published on chain")
     ] = None
     read_secret_key: Annotated[
-        SecretStr | None, Field(description="secret of the read-only token, published on chain")
+        Secret | None, Field(description="secret of the read-only token, published on chain")
     ] = None
     public_url: Annotated[
         str | None,
@@ -133,7 +162,7 @@ class MachineConfig(_Table):
 class NetworkConfig(MachineConfig):
     """Where a run is: its chain, its subnet, its spec, its data. Enough for a program that only reads."""
 
-    network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
+    network: Network = "finney"
     netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
     owner: Annotated[
         str | None,
@@ -183,7 +212,7 @@ class ClusterConfig(TelemetryConfig, MachineConfig):
 class HotkeyConfig(_Table):
     """A hotkey on a subnet: enough to draft a run for it."""
 
-    network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
+    network: Network = "finney"
     netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
     wallet: WalletConfig
     archives: Archives = None
@@ -270,7 +299,7 @@ def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
     said = values(dict(leaves(NodeConfig)), dict(flags), environment).get(
         "home", NodeConfig.model_fields["home"].default
     )
-    return Path(str(said)).expanduser()
+    return expanded(str(said))
 
 
 def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -384,7 +413,7 @@ _DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *_READ_TOKEN}
 
 def home(config: NetworkConfig | ClusterConfig) -> Path:
     """Create the node's state folder, readable by its owner only (it holds sealing keys)."""
-    path = config.home.expanduser()
+    path = expanded(config.home)
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as fault:

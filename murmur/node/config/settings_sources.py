@@ -3,6 +3,7 @@
 Names are dotted (`wallet.name`); the models of murmur/node/config/settings.py define them.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from murmur.homes import expanded
 from murmur.protocol.errors import ConfigError
 
 PREFIX = "MURMUR_"
@@ -23,6 +25,12 @@ BTCLI = {
     "BT_NETUID": "netuid",
 }
 _NOT_OURS = {"MURMUR_FUZZ_CASES", "MURMUR_CACHE"}
+_LINK = re.compile(
+    r"_SERVICE_HOST=|_SERVICE_PORT(_[A-Z0-9_]+)?=|_PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?=|"
+    r"_PORT=(tcp|udp|sctp)://"
+)
+"""Of an orchestrator: Kubernetes and Docker's links set such variables for a service that is called murmur-something,
+and even MURMUR_METRICS_PORT=tcp://.. for one called murmur-metrics."""
 
 
 def variable_of(name: str) -> str:
@@ -70,7 +78,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]":
 
 def file_values(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+        return tomllib.loads(expanded(path).read_text(encoding="utf-8"))
     except OSError as fault:
         raise ConfigError(f"cannot read the configuration file {path}: {fault.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
@@ -78,18 +86,29 @@ def file_values(path: Path) -> dict[str, Any]:
 
 
 def environment_values(fields: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    values = {name: environment[variable] for variable, name in BTCLI.items() if environment.get(variable)}
+    values = {name: _unquoted(variable, environment) for variable, name in BTCLI.items() if environment.get(variable)}
     known = {variable_of(name): name for name in fields}
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable in _NOT_OURS or variable == "MURMUR_CONFIG":
+            continue
+        if _LINK.search(f"{variable}={value}"):
             continue
         if variable not in known:
             close = get_close_matches(variable, known, n=1, cutoff=0.8)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"the environment has {variable}, which is not a setting{hint}")
         if value:
-            values[known[variable]] = value
+            values[known[variable]] = _unquoted(variable, environment)
     return values
+
+
+def _unquoted(variable: str, environment: Mapping[str, str]) -> str:
+    value = environment[variable]
+    if value[0] in "\"'" and value.rstrip().endswith(value[0]):
+        raise ConfigError(
+            f"{variable} has quotation marks around its value, which some readers of env files keep: leave them out"
+        )
+    return value
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:

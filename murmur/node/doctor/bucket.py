@@ -9,6 +9,7 @@ from murmur.node.doctor.finding import FailedCheck
 from murmur.node.doctor.reach import reaction
 from murmur.node.telemetry.trouble import of_own_bucket
 from murmur.protocol.errors import StorageError
+from murmur.proxies import way_to
 
 TRY_SECONDS = 8.0
 """For eight requests of a few bytes: a slower store is of no use."""
@@ -36,4 +37,5 @@ def bucket(node: ExaminedNode) -> str:
             f"{trouble.of.do}. Is {ENDPOINT} right?",
             reaction(node.config.bucket.endpoint, node.time.now() - began, TRY_SECONDS),
         ) from None
-    return "our key writes; the published key reads, and can do nothing else"
+    way = way_to(node.config.bucket.endpoint)
+    return f"our key writes; the published key reads, and can do nothing else{way}"

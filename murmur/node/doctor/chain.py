@@ -1,5 +1,6 @@
 """Checks of the chain and this node's place on it: wallet, subnet, registration, permit, money, weights."""
 
+from murmur.chain.adapter import resolved
 from murmur.node.chain.subnet_terms import LOW_BALANCE_RAO, RAO_PER_TAO
 from murmur.node.config import adapters
 from murmur.node.config.settings_sources import variable_of
@@ -8,6 +9,7 @@ from murmur.node.doctor.finding import Advice, FailedCheck
 from murmur.node.doctor.reach import reaction
 from murmur.protocol.errors import STATE_PRUNED, ChainError
 from murmur.protocol.types import hotkey
+from murmur.proxies import way_to
 
 REACH_SECONDS = 10.0
 """Time-out of a chain's first answer: a node with a slower chain is of no use."""
@@ -47,7 +49,8 @@ def chain(node: ExaminedNode) -> str:
             f"check {NETWORK}, and that this machine reaches that address (a firewall, a name server, a proxy)",
             reaction(config.network, node.time.now() - began, REACH_SECONDS),
         ) from None
-    return f"{config.network} answers; block {node.head.block} is final"
+    way = way_to(resolved(config.network)[1])
+    return f"{config.network} answers{way}; block {node.head.block} is final"
 
 
 def history(node: ExaminedNode) -> str | Advice:

@@ -4,6 +4,7 @@ import socket
 from urllib.parse import urlsplit
 
 from murmur.node.doctor.finding import Reaction
+from murmur.proxies import proxy_for
 from storage.deadline import deadline
 from storage.transport import resolve
 
@@ -20,7 +21,7 @@ def reaction(url: str, took_seconds: float, limit_seconds: float) -> Reaction:
 
 
 def _refuses(url: str) -> bool:
-    parts = urlsplit(url)
+    parts = urlsplit(proxy_for(url) or url)
     if parts.hostname is None:
         return False  # a network's name, not an address: it is known to be right
     port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)

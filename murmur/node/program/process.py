@@ -11,7 +11,9 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from murmur import files
+from murmur.homes import provide_for_libraries
 from murmur.protocol.errors import ConfigError, DiskFull, MurmurError, UpdateNeeded, one_line
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ EXIT_CONFIG = 2
 EXIT_UPDATE = 75
 DYING_SECONDS = 20
 """Longest time from the death of a thread to the end of its process."""
+_LAST_WORDS_SECONDS = 0.3
 _OPEN_FILES = 8192
 _LINE_CHARACTERS = 4000
 """Longest message in the log: some quote strangers."""
@@ -41,9 +45,11 @@ def run_program(main: Callable[[], None]) -> int:
     stop = _stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    stop.watch()
     threading.excepthook = stop.thread_died
     sys.unraisablehook = stop.ignored
     _allow_open_files()
+    provide_for_libraries()
     os.umask(0o077)  # files are readable by their owner only: some hold keys of payloads that are still sealed
     try:
         status = _status(main)
@@ -55,6 +61,7 @@ def run_program(main: Callable[[], None]) -> int:
     else:
         if not stop.asked:
             threading.excepthook, sys.unraisablehook = threading.__excepthook__, sys.__unraisablehook__
+            signal.set_wakeup_fd(-1)
             return status
     # An interrupted library call may have raised any error, or none.
     stop.say()
@@ -66,6 +73,13 @@ def is_stopping() -> bool:
     return _stop is not None and _stop.asked
 
 
+def stop_after(what: str | None) -> None:
+    """Let a request to stop wait until `what` has happened. None: it has; the main thread says so, and is interrupted
+    here if it was asked meanwhile. A second signal ends the process all the same."""
+    if _stop is not None:
+        _stop.wait_for(what)
+
+
 def dead_thread() -> str | None:
     """Return how a thread died that has stopped this process; None where none has."""
     return _stop.fault if _stop is not None else None
@@ -73,10 +87,14 @@ def dead_thread() -> str | None:
 
 class _Stop:
     """The handler of SIGINT and SIGTERM. The first signal interrupts the program; the second ends the process at once,
-    without cleanup. Everything that matters is saved before it is published, so both may come at any line."""
+    without cleanup. Everything that matters is saved before it is published, so both may come at any line.
+
+    Python runs a handler between two lines of the main thread, and this may be inside one call for minutes. So another
+    thread counts the signals too."""
 
     def __init__(self) -> None:
         self.asked = False
+        self._awaited: str | None = None
         self.fault: str | None = None
         """The death of a thread that stopped the process."""
         self._said = False
@@ -85,6 +103,38 @@ class _Stop:
         if self.asked:
             self._end()
         self.asked = True
+        if self._awaited is None or self.fault is not None:
+            self._break_off()
+
+    def wait_for(self, what: str | None) -> None:
+        """See `stop_after`."""
+        self._awaited = what
+        if what is None and self.asked:
+            self._break_off()
+
+    def watch(self) -> None:
+        """Count signals in a thread: it tells what the first one waits for, and ends the process after the second."""
+        told, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        # Else a signal to a child that never ran another program would be counted here.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        threading.Thread(target=self._count, args=(told,), name="signals", daemon=True).start()
+
+    def _count(self, told: int) -> None:
+        count = 0
+        while True:
+            count += sum(signum in (signal.SIGTERM, signal.SIGINT) for signum in os.read(told, 64))
+            if count > 1:
+                # Not in this thread: it would wait for the log as long as somebody else does.
+                with suppress(RuntimeError):  # no memory for a thread
+                    threading.Thread(target=self.say, name="last words", daemon=True).start()
+                time.sleep(_LAST_WORDS_SECONDS)
+                os._exit(self.status)
+            if count and self._awaited and self.fault is None:
+                logger.info("asked to stop: stops after {what}. A second signal ends it at once", what=self._awaited)
+
+    def _break_off(self) -> None:
         # During shutdown threads and finalizers may fail: their errors are noise.
         sys.unraisablehook = self._dropped
         threading.excepthook = lambda _: None
@@ -142,7 +192,8 @@ class _Stop:
             self._end()
 
     def _end(self) -> None:
-        self.say()
+        with suppress(RuntimeError):  # the signal came while this thread wrote to the log
+            self.say()
         os._exit(self.status)
 
 

@@ -10,7 +10,7 @@ from loguru import logger
 
 from murmur.node.config.device import choose_device
 from murmur.node.config.settings import TelemetryConfig
-from murmur.node.program.process import dead_thread, disk_fault, is_stopping
+from murmur.node.program.process import dead_thread, disk_fault, is_stopping, stop_after
 from murmur.node.state.node_state import NodeState
 from murmur.node.telemetry.events import See, last_events
 from murmur.node.telemetry.metrics import Metrics
@@ -30,14 +30,15 @@ def serve_metrics(
     metrics = Metrics(run, home, round_seconds)
     metrics.recall(last_events(home / "events.jsonl"), time.time(), validates=validates)
     metrics.serve(config.metrics_address, config.metrics_port)
-    logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
+    shown = f"[{config.metrics_address}]" if ":" in config.metrics_address else config.metrics_address
+    logger.info("metrics at http://{address}:{port}/metrics", address=shown, port=config.metrics_port)
     return metrics.see
 
 
 def on_ranks(codec: ops.Choice, device: str, program: Callable[[Ranks], None]) -> None:
     """Run a node's program in this process. Under torchrun it runs in the first process, and the others help."""
     ops.use(codec)
-    parallel.run(program, Trainer, choose_device(device))
+    parallel.run(program, Trainer, choose_device(device), stop_after)
 
 
 def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:

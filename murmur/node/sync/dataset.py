@@ -17,6 +17,7 @@ from loguru import logger
 from murmur.data.index import INDEX
 from murmur.data.remote_files import BlobRange, File
 from murmur.data.shards import Shards
+from murmur.homes import expanded
 from murmur.node.config.ports import Ports
 from murmur.node.config.settings import NetworkConfig
 from murmur.node.fetch.sources import sources_as_of
@@ -48,7 +49,7 @@ def open_data(config: NetworkConfig, run: Run, ports: Ports, home: Path) -> Shar
     spec = run.first
     index = spec.data.index_digest
     if config.data is not None:
-        shards = Shards.open(config.data.expanduser(), index_digest=index)
+        shards = Shards.open(expanded(config.data), index_digest=index)
     else:
         folder = home / DATA / spec.data.index[:16]
         slot = owner_slot(spec.owner_id, ports.chain.peers(ports.chain.finalized().block))

@@ -7,6 +7,7 @@ from loguru import logger
 
 from murmur import files
 from murmur.data.shards import Fetch
+from murmur.homes import expanded
 from murmur.node.config.ports import Opener, is_local
 from murmur.node.config.run_file import RunFile, folder_of, saved_runs
 from murmur.node.config.settings import NetworkConfig
@@ -36,7 +37,7 @@ def find_run(
     """
     if config.spec is not None:
         try:
-            text = config.spec.expanduser().read_text(encoding="utf-8")
+            text = expanded(config.spec).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as fault:
             why = fault.strerror if isinstance(fault, OSError) else "it is not text"
             raise ConfigError(f"cannot read the run spec {config.spec}: {why}") from None

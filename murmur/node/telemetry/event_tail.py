@@ -13,15 +13,13 @@ from typing import Any
 from murmur.node.config.run_file import LOCK, is_left, saved_runs
 from murmur.node.telemetry.causes import About
 from murmur.node.telemetry.events import last_events
-from murmur.node.telemetry.trouble import Standing, Trouble, sentence
+from murmur.node.telemetry.trouble import Standing, Trouble, from_the_future, sentence
 from murmur.protocol.run import Run
 
 Event = Mapping[str, Any]
 
 LATELY_ROUNDS = 5
 """A healthy node has contributed or judged in one of this many last rounds."""
-CLOCK_SECONDS = 60.0
-"""Clocks are set right by less."""
 SILENT_ROUNDS = 2.0
 """A healthy node reports a round within the planned time of this many rounds."""
 FALLBACK_SECONDS = 3600.0
@@ -99,10 +97,8 @@ class EventTail:
 
     def _idle(self, newest: Event, now: float) -> Iterator[Trouble]:
         """Yield why it does nothing though its process may live."""
-        ahead = newest["time"] - now
-        if ahead > CLOCK_SECONDS:
-            seen = f"its last event lies {ahead / 60:.0f} minutes in the future, so the clock was set back"
-            yield Trouble("clock_wrong", seen)
+        if (ahead := from_the_future(newest["time"], now)) is not None:
+            yield ahead
         # During a node's first training it has not reported a round: then any event is a sign of life. A round that was
         # told by a clock that was ahead ended before what was told after it.
         last = self.rounds[-1] if self.rounds else newest

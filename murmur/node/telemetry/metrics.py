@@ -98,9 +98,11 @@ class Metrics:
 
     def recall(self, events: Iterable[Mapping[str, Any]], now: float, *, validates: bool) -> None:
         """Continue from the node's earlier events (last_events), so that a restart hides nothing. For an event that has
-        not happened yet, time counts from the first event that is left, else from `now` (Unix seconds)."""
+        not happened yet, time counts from the first event that is left, else from `now` (Unix seconds). What was told
+        by a clock that was ahead happened now: an alert would be silent until then."""
         begun: float | None = None
         for event in events:
+            event = {**event, "time": min(event["time"], now)}
             begun = event["time"] if begun is None else begun
             self._show(event)
         awaited = {"round": ROUND_TIMESTAMP, "counted": COUNTED_TIMESTAMP}

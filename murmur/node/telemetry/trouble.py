@@ -41,6 +41,8 @@ _REFUSALS = {
 """The chain's names of refusals -> our causes."""
 _BY_STORE = {each: f"bucket_{each}" for each in StorageCause} | {StorageCause.NO_BUCKET: "bucket_missing"}
 DETAIL_CHARACTERS = 2000
+CLOCK_SECONDS = 60.0
+"""Clocks are set right by less."""
 """A chain node may answer with a text of any length; all failed checks of a start, with what to do, have room."""
 _WHOSE: Mapping[str, str] = {Owner.YOU: "yours to mend", Owner.EITHER: "yours or your provider's to mend"}
 
@@ -200,3 +202,12 @@ class Troubles:
         with self._lock:
             since = self._time.now() - self._again
             return any(about in self._here or self._seen.get(about, since) > since for about in abouts)
+
+
+def from_the_future(when: float, now: float) -> Trouble | None:
+    """Return the trouble of a last event of `when` as of `now` (Unix seconds): a clock that was set back. It shows no
+    life."""
+    if when - now <= CLOCK_SECONDS:
+        return None
+    seen = f"its last event lies {(when - now) / 60:.0f} minutes in the future, so the clock was set back"
+    return Trouble("clock_wrong", seen)
