@@ -63,7 +63,6 @@ class Member:
             self.play.interrupted(str(fault))
             self.play.outage.failed(fault)
             return False
-        self.view.began_in = self.state.saved.round
         self.play.enter()
         return True
 

@@ -43,10 +43,9 @@ class ClusterView:
         self._asked = self._answered = 0
         self._ended = False
         self._view = View(ledger.time.now(), round().number, Presence(spec().cluster))
-        self.began_in = 0
-        """The round in which this process began."""
         # Of the looking thread alone:
         self._beats_read = self._beats_wanted = -inf
+        self._joined_in = 0
         self._twins = set[tuple[str, int]]()
 
     @property
@@ -153,8 +152,13 @@ class ClusterView:
 
     def _look_for_twins(self, mine: Beat | None) -> None:
         """Note a beat of ours from another process that began before this one: it has written more of them. What an
-        earlier process has left is of no later round than ours at our start."""
-        if mine is None or mine.process == self._heartbeat.process or mine.round <= self.began_in:
+        earlier process has left, and a store may show again, is of no later round than that in which we came to the
+        run's state."""
+        round = self._round()
+        if round.standing is Standing.JOINING:
+            self._joined_in = round.number
+            return
+        if mine is None or mine.process == self._heartbeat.process or mine.round <= self._joined_in:
             return
         if mine.count >= self._heartbeat.count:
             self._twins.add((mine.process, mine.count))

@@ -89,7 +89,7 @@ def test_killed_at_every_line_of_a_round_a_member_costs_the_others_nothing(tmp_p
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_killed_at_many_lines_of_an_int8_round_a_member_costs_the_others_nothing(tmp_path: Path) -> None:
-    killed = assert_killed_at_lines(tmp_path, 23, "int8")
+    killed = assert_killed_at_lines(tmp_path, 19, "int8")
     assert sum(killed.values()) > 15
     assert {"mean.py", "mean_parts.py"} <= killed.keys()
 
