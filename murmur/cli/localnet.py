@@ -12,6 +12,7 @@ from murmur.lab.localnet.plan import PRESETS, TINY, Link, Plan
 from murmur.node.program.process import new_folder
 from murmur.page.folder import open_page
 from murmur.protocol.errors import ConfigError, MurmurError
+from murmur.track.trackers import TRACKERS
 
 CHAOS_ROUNDS = 8
 """The fewest rounds in which a fault can be injected and its recovery seen."""
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at the end print the last round that is not void in ten stations, with the data between them "
         "(docs/tour.md)",
     )
+    parser.add_argument("--track", choices=TRACKERS, help="tracker of every node (the extra `track`; default: none)")
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
     parser.add_argument("--port", type=int, default=0, help="port of the run's page (default: any that is free)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the run's page (default %(default)s)")
@@ -96,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
         chaos=options.chaos,
         store=options.store,
         preset=options.preset,
+        track=options.track,
         links={} if options.up is None else dict.fromkeys(("miner", "validator"), Link(options.up, options.down)),
     )
     try:

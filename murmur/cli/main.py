@@ -61,6 +61,7 @@ SUBCOMMANDS = (
     Subcommand("simulate", "run whole networks in modelled time, with faults", "murmur.cli.simulate"),
     Subcommand("status", "show a node's round, its last results and its faults", "murmur.cli.status"),
     Subcommand("torchrun", "start a program once for each GPU, as torchrun does", "murmur.training.launch"),
+    Subcommand("track", "show a node's numbers in W&B, TensorBoard or Trackio", "murmur.cli.track"),
     Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "murmur.cli.programs"),
 )
 PROGRAMS = frozenset(one.name for one in SUBCOMMANDS if one.module == "murmur.cli.programs")

@@ -16,6 +16,7 @@ from murmur.data.shards import Shards
 from murmur.node.config.device import describe
 from murmur.node.config.settings import ClusterConfig, home
 from murmur.node.program.shared import lifetime, on_ranks, serve_metrics, zeros
+from murmur.node.program.tracking import start_tracker
 from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
 from murmur.node.telemetry.events import Events
@@ -44,6 +45,7 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     store = StateStore(folder, run)
     replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
     see = serve_metrics(config, spec.name, folder, None)
+    start_tracker(config, spec.name, config.name, folder)
     state = NodeState(spec, run, replica, store, Events(folder / "events.jsonl", config.name, see=see))
     logger.info(
         "murmuration {version}, member {name} ({me}) of cluster {run} ({id}), on {ranks} x {device}, bucket {bucket}",

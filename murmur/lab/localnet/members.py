@@ -72,6 +72,8 @@ def configured(
     config = home / "node.toml"
     (port,) = free_ports(1)
     lines = [f'owner = "{_owner_address(plan)}"', f"home = {json.dumps(str(home))}", f"metrics_port = {port}"]
+    if plan.track is not None:
+        lines.append(f'track.to = "{plan.track}"')
     if data is not None:
         lines.append(f"data = {json.dumps(str(data))}")
     _write(config, lines + _place_of(plan, name, url, store))

@@ -39,6 +39,7 @@ class Plan:
     - `preset`: the model to train, or a file of it. Its clock is used if it has one, else one is measured.
     - `block_seconds`: of the chain.
     - `links`: of the nodes of a role; without one a node is as fast as this machine.
+    - `track`: the nodes' tracker.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class Plan:
     preset: str = TINY
     block_seconds: float = BLOCK_SECONDS
     links: Mapping[str, Link] = field(default_factory=dict)
+    track: str | None = None
 
     @property
     def table(self) -> dict[str, Any]:

@@ -177,6 +177,16 @@ class NetworkConfig(MachineConfig):
             raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a file)")
 
 
+class TrackConfig(_Table):
+    """Where a node's numbers are shown, besides its own page and metrics."""
+
+    to: Annotated[
+        Literal["wandb", "tensorboard", "trackio"] | None,
+        Field(description="tracker of losses, phases and pay (the extra `track`); default: none"),
+    ] = None
+    project: Annotated[str | None, Field(description="its project; default: the run's name")] = None
+
+
 class TelemetryConfig(_Table):
     """Logs and metrics of a node, and where they go."""
 
@@ -189,6 +199,7 @@ class TelemetryConfig(_Table):
     metrics_address: Annotated[str, Field(description="address to listen at for scrapes; 0.0.0.0 for all")] = (
         "127.0.0.1"
     )
+    track: TrackConfig = TrackConfig()
 
 
 class NodeConfig(TelemetryConfig, NetworkConfig):

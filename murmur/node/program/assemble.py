@@ -11,6 +11,7 @@ from murmur.node.config.settings import NodeConfig
 from murmur.node.doctor.start import ready
 from murmur.node.node import Node
 from murmur.node.program.shared import serve_metrics, zeros
+from murmur.node.program.tracking import start_tracker
 from murmur.node.state.node_state import NodeState
 from murmur.node.telemetry.events import Events
 from murmur.protocol.types import hotkey
@@ -53,6 +54,7 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> AssembledNode:
     replica = Replica(run.first, zeros(run.first.model.shapes()), ranks=ranks)
     clock, validates = run.first.clock, role == "validator"
     seconds = clock.round_blocks * clock.block_seconds
+    start_tracker(config, run.first.name, f"{config.wallet.name}-{config.wallet.hotkey}", case.home)
     events = Events(
         case.home / "events.jsonl",
         f"{config.wallet.name}/{config.wallet.hotkey}",

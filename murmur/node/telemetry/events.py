@@ -159,7 +159,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            event = _parsed(line)
+            event = parsed(line)
             if event is not None:
                 yield event
 
@@ -175,12 +175,13 @@ def last_events(path: Path) -> Iterator[dict[str, Any]]:
         if size > TAIL_BYTES:
             file.readline()
         for line in file:
-            event = _parsed(line, cleaned)
+            event = parsed(line, cleaned)
             if event is not None and _has(event, _ALL) and _has(event, _KINDS.get(event["event"], {})):
                 yield event
 
 
-def _parsed(line: str | bytes, take: Callable[[Any], Any] = lambda value: value) -> dict[str, Any] | None:
+def parsed(line: str | bytes, take: Callable[[Any], Any] = lambda value: value) -> dict[str, Any] | None:
+    """Return the event in this line; None for a torn one. take: cleans what was read."""
     try:
         event = take(json.loads(line))
     except (ValueError, RecursionError):
