@@ -38,7 +38,7 @@ def next_action(round: Round, view: View, me: PeerId, rules: ClusterTable, pace:
         return _wait(round, view, me, rules)
     if round.sealed is not None:
         return Do.SEND
-    if round.spoken:
+    if round.spoken or me in view.claims:
         return Do.SKIP  # the payload of that claim is lost to us, and others may already apply it
     passed = view.presence.passed(round.number, me)
     return Train(seconds_left(rules, pace.steps, pace.records, me, passed, pace.step_seconds), passed)
@@ -79,6 +79,8 @@ def _wait(round: Round, view: View, me: PeerId, rules: ClusterTable) -> Action:
 
 def has_to_stop(round: Round, view: View, me: PeerId) -> bool:
     """Whether a member has to end its inner steps: the round is closed, or most have claimed and wait for it."""
+    if view.twin:
+        return True
     if view.number != round.number:
         return False
     if view.record is not None or view.presence.furthest() > round.number:

@@ -1,6 +1,7 @@
 """What a round comes to: its record's updates are fetched and applied."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 
 from loguru import logger
 
@@ -14,6 +15,8 @@ from murmur.node.fetch.payloads import Lacking, fetch_pinned
 from murmur.node.state.node_state import NodeState
 from murmur.node.telemetry.events import round_seconds
 from murmur.protocol.cluster import Claim, ClusterSpec, MeanPart, Record
+from murmur.protocol.errors import CheckpointCorrupt, OutOfSync
+from murmur.protocol.messages import ENVELOPE_BYTES
 from murmur.protocol.types import Digest, PeerId
 from storage.exchange import Data, FetchFault
 
@@ -34,15 +37,19 @@ class Follower:
         self._ledger, self._state, self._log, self._fetcher = ledger, state, log, fetcher
         self._mean, self._seconds = mean, seconds
 
-    def apply(self, round: int, spec: ClusterSpec, record: Record) -> None:
-        """Apply the outer step of this record, which follows from our state. Raises Lacking, StorageError."""
+    def apply(self, round: int, spec: ClusterSpec, record: Record) -> bool:
+        """Apply the outer step of this record. Return whether our update, which it lacks, is in the error feedback
+        again. Raises OutOfSync if it does not follow from our state, Lacking, and
+        StorageError."""
         state, me, state_ref = self._state, self._ledger.me, self._state.ref
+        if (state.saved.round, *state_ref) != (round, record.theta, record.previous):
+            raise OutOfSync(f"the record of round {round} does not follow from our state")
         with state.timeline.begin("wait"):
             self._fetcher.wait()
         self._log.keep(round, record, oldest=round - spec.cluster.keep_rounds + 1)
         contributing = [update.member for update in record.updates]
         # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
-        mine = None if me in contributing or self._mean is not None else state.own_update(round)
+        mine = None if self._mean is not None or self._is_in(round, record) else state.own_update(round)
         state.link_own_payload(me, round)
         with state.timeline.begin("download") as download:
             pinned, pairs, sealed = self._fetched(round, spec, record)
@@ -69,8 +76,20 @@ class Follower:
             "round {round}: {count} contributed, {ours}",
             round=round,
             count=len(contributing),
-            ours="we among them" if mine is None and me in contributing else "without us",
+            ours="we among them" if me in contributing else "without us",
         )
+        return mine is not None
+
+    def _is_in(self, round: int, record: Record) -> bool:
+        """Whether the record has our update, and no other one that was claimed as ours."""
+        sealed, claim = self._state.saved.sealed, record.claims.get(self._ledger.me)
+        if claim is None or sealed is None or sealed.round != round:
+            return claim is not None
+        try:
+            head = self._state.store.read_head(sealed.object, ENVELOPE_BYTES)
+        except (OSError, CheckpointCorrupt):
+            return True
+        return sha256(head).digest() == claim.envelope
 
     def _fetched(
         self, round: int, spec: ClusterSpec, record: Record

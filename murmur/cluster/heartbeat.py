@@ -26,12 +26,12 @@ class Heartbeat:
         beat_seconds: Callable[[], float],
         process: str = "",
     ) -> None:
-        """process: 16 hexadecimal digits, unique among this member's processes; drawn if empty."""
+        """process: 16 hexadecimal digits, unique among this member's processes, in the order in which they began; made
+        if empty, from this machine's clock and at random."""
         self._ledger, self._name, self._round, self._seconds = ledger, name, round, beat_seconds
-        self.process = process or secrets.token_hex(8)
+        self.process = process or f"{int(ledger.time.wall()) % 2**32:08x}{secrets.token_hex(4)}"
         self._changed, self._writing = ledger.time.condition(), False
-        self.count = 0
-        """Number of beats written by now."""
+        self._count = 0
         self._left = False
 
     def start(self) -> None:
@@ -68,12 +68,12 @@ class Heartbeat:
                 self._changed.notify_all()
 
     def _write(self, timeout_seconds: float) -> None:
-        self.count += 1
+        self._count += 1
         round, now = self._round(), self._ledger.time.now()
         beat = Beat(
             name=self._name,
             process=self.process,
-            count=self.count,
+            count=self._count,
             round=round.number,
             step=round.step,
             phase=round.standing,

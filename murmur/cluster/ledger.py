@@ -4,16 +4,16 @@ from collections.abc import Collection
 from functools import partial
 from hashlib import sha256
 
-from murmur.cluster.documents import CALL_SECONDS, Documents
+from murmur.cluster.beats import Beats
+from murmur.cluster.documents import CALL_SECONDS
 from murmur.cluster.group_keys import Group
 from murmur.node.fetch.payloads import Lacking
 from murmur.node.sync.checkpoints import DOCUMENT_MAX_BYTES as DOCUMENT_BYTES
 from murmur.node.sync.checkpoints import Shown, parse_shown
 from murmur.node.sync.repair_requests import DOCUMENT_MAX_BYTES, Place, encode_wanted, parse_wanted
 from murmur.protocol import keys
-from murmur.protocol.cluster import GROUP, Amendment, Beat, Claim, Drain, MeanPart, Record
+from murmur.protocol.cluster import GROUP, Amendment, Claim, Drain, MeanPart, Record
 from murmur.protocol.errors import InvalidMessage, ObjectMissing, ObjectTooLarge, StorageError
-from murmur.protocol.messages import NO_ROUND
 from murmur.protocol.ports import Time
 from murmur.protocol.types import Digest, PeerId
 from storage.prefixed import PrefixedBucket
@@ -28,17 +28,14 @@ class UnreadableRecord(Lacking):
     """The object in a record's place is no record of this group. Members that have the record replace it."""
 
 
-class Ledger(Documents):
+class Ledger(Beats):
     """One member's view of its cluster's documents. Thread-safe; each call raises StorageError."""
 
     def __init__(self, bucket: SharedBucket, run: Digest, group: Group, me: PeerId, time: Time) -> None:
-        super().__init__(bucket, run, group, time)
-        self.me = me
+        super().__init__(bucket, run, group, me, time)
         self._claims: dict[tuple[int, PeerId], Claim] = {}
         self._own: tuple[int, Claim] | None = None
         """Our last claim: it may replace one that we have read before."""
-        self._beats: dict[PeerId, tuple[str, Beat]] = {}
-        """The last beats with their ETags."""
 
     def part(self, member: PeerId) -> PrefixedBucket:
         """Return this member's own part of the bucket, where it can test the store."""
@@ -247,46 +244,3 @@ class Ledger(Documents):
             return self.read(prefix + member.hex(), DOCUMENT_BYTES, parse)
 
         return self.read_each(read, list(self.members_under(prefix)))
-
-    # --- beats -------------------------------------------------------------------------------------------------
-
-    def beat(self, beat: Beat, timeout_seconds: float) -> None:
-        self.put(keys.beats(self.run) + self.me.hex(), beat, NO_ROUND, self.me, timeout_seconds)
-
-    def clear(self, member: PeerId) -> None:
-        """Delete the beat of a member that is gone for good, and its list of lacked places. If it comes back, it writes
-        others."""
-        for prefix in (keys.wanted_by(self.run), keys.beats(self.run)):
-            self.delete(prefix + member.hex())
-
-    def beats(self) -> dict[PeerId, Beat]:
-        """Return each member's last beat."""
-        return self.read_beats()[0]
-
-    def read_beats(self) -> tuple[dict[PeerId, Beat], set[PeerId]]:
-        """Return each member's last beat, and the members whose beat the store did not bring: it says nothing about
-        them. One that has not changed since the last call is not read again, so beats that thousands of dead members
-        left cost one listing."""
-        prefix, unread = keys.beats(self.run), set[PeerId]()
-        listed, known = self.members_under(prefix), self._beats
-        same = {m: known[m] for m, etag in listed.items() if etag and m in known and known[m][0] == etag}
-
-        def read(member: PeerId) -> Beat | None:
-            return self.find_beat(prefix + member.hex(), member)
-
-        changed, asked = dict[PeerId, Beat](), [member for member in listed if member not in same]
-        try:
-            changed = self.read_each(read, asked, unread)
-        except StorageError:
-            if not same:
-                raise
-            unread.update(asked)
-        found = {
-            m: same[m] if m in same else (etag, changed[m]) for m, etag in listed.items() if m in same or m in changed
-        }
-        self._beats = found
-        return {member: beat for member, (_, beat) in found.items()}, unread
-
-    def find_beat(self, key: str, member: PeerId) -> Beat | None:
-        """Return the member's beat under this key."""
-        return self.find(Beat, key, NO_ROUND, member)

@@ -5,6 +5,8 @@ Nobody is asked and nobody listens: all that members know of each other stands i
 (murmur/cluster/decide.py); doing it is murmur/cluster/play.py. What is missing is a value, and mended next.
 """
 
+from loguru import logger
+
 from murmur.cluster.actions import Action, Do, Leave
 from murmur.cluster.checkpoint_turns import MemberShelf
 from murmur.cluster.decide import needs_look, next_action, round_progress
@@ -22,6 +24,8 @@ from murmur.node.state.node_state import NodeState
 from murmur.protocol.cluster import ClusterSpec, Standing
 from murmur.protocol.errors import ConfigError, StorageError
 from murmur.rounds.checkpoints import Checkpoints
+
+PLACE_LOOKS = 3
 
 
 class Member:
@@ -42,6 +46,7 @@ class Member:
     def run(self) -> None:
         """Play rounds until stopped."""
         self.play.back_off()
+        self._require_place()
         self.heartbeat.start()
         self.view.start()
         try:
@@ -53,7 +58,34 @@ class Member:
         finally:
             self.upkeep.end()
             self.view.end()
-            self.heartbeat.leave()
+            if not self.view.value.twin:  # the other one goes on
+                self.heartbeat.leave()
+
+    def _require_place(self) -> None:
+        """Raise ConfigError if another process plays as this member: its beat, which is not of our last process,
+        changes again and again. Before we write anything."""
+        try:
+            seen = [self.ledger.own_beat()]
+            while len(seen) < PLACE_LOOKS and (last := seen[-1]) is not None and not last.leaving:
+                if self.play.starts.is_last(last.process):
+                    break
+                self.time.sleep(LONGEST_LOOK_BEATS * self.view.rules.beat_seconds)
+                seen.append(self.ledger.own_beat())
+                if (now := seen[-1]) is None or now.process != last.process or now.count <= last.count:
+                    break
+            else:
+                if len(seen) == PLACE_LOOKS:
+                    raise self._taken()
+        except StorageError as fault:
+            logger.info("cannot see whether this member runs elsewhere: {fault}", fault=str(fault))
+        self.play.starts.note(self.heartbeat.process)
+
+    def _taken(self) -> ConfigError:
+        return ConfigError(
+            f"another machine takes part as this same member, {self.name}, and began before this one: two machines "
+            "have the same --name, or its home was copied. Give this machine its own --name and a new --home. It then "
+            "joins as a new member"
+        )
 
     def _begin(self) -> bool:
         """Have a state. Return whether we have one."""
@@ -99,11 +131,7 @@ class Member:
             case Leave(asked):
                 self.play.drains.follow(asked, self.state.saved.round - 1)
             case Do.YIELD:
-                raise ConfigError(
-                    f"another machine takes part as this same member, {self.name}, and began before this one: two "
-                    "machines have the same --name, or its home was copied. Give this machine its own --name and a "
-                    "new --home. It then joins as a new member"
-                )
+                raise self._taken()
             case _:
                 return False
         return True

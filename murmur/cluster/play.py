@@ -59,7 +59,7 @@ class Play:
         if isinstance(spec.layout, DenseLayout):
             maker = MeanMaker(ledger, state, spec.layout, seconds)
             mean = MeanRound(ledger, maker, spec.layout, fetcher, self.view, wants, self._step)
-        self._wants, self._starts, self.drains = wants, Starts(folder / "starts", ledger.time), Drains(ledger, folder)
+        self._wants, self.starts, self.drains = wants, Starts(folder / "starts", ledger.time), Drains(ledger, folder)
         self._recovery = Recovery(ledger, state, self.log, wants)
         self._contributor = Contributor(ledger, state, shards, maker, seconds)
         self._follower = Follower(ledger, state, self.log, fetcher, mean, seconds)
@@ -73,7 +73,7 @@ class Play:
 
     def back_off(self) -> None:
         """Wait where this member died again and again."""
-        self._starts.wait(self.spec.cluster.beat_seconds)
+        self.starts.wait(self.spec.cluster.beat_seconds)
 
     # --- where we stand ------------------------------------------------------------------------------------------
 
@@ -93,6 +93,11 @@ class Play:
         standing = self.round.standing if recalled else Standing.JOINING
         closed = self.amended.closed and recalled
         self.round = Round(saved.round, saved.link, saved.theta, standing, recalled, sealed=sealed, closed=closed)
+
+    def _stay_with_state(self) -> None:
+        """Be where our state stands. Who tried a checkpoint in vain may have lost a round on its disk."""
+        if (self.state.saved.round, self.state.saved.link) != (self.round.number, self.round.link):
+            self.enter()
 
     def _adopt(self, amended: AmendedSpec, records: list[Record]) -> None:
         """Play by these amendments from now on. records: the last ones."""
@@ -147,15 +152,20 @@ class Play:
                 self.move(missing=None, looked=self.time.now())
             case ObjectLost(round, peers, why):
                 self.move(missing=None, standing=Standing.JOINING)
-                if self._recovery.ask(round, peers, self.view.rules):
-                    self.enter()
-                else:
+                try:
+                    began = self._recovery.ask(round, peers, self.view.rules)
+                finally:
+                    self._stay_with_state()
+                if not began:
                     self.interrupted(why)
                     self.outage.failed(StorageError(why))
             case Elsewhere(why):
-                self.move(missing=None, standing=Standing.JOINING, claimed=False, skips=False)
-                self._recovery.start_over(why, self.view.rules)
-                self.enter()
+                self.move(missing=None, standing=Standing.JOINING)
+                try:
+                    self._recovery.start_over(why, self.view.rules)
+                    self.enter()
+                finally:
+                    self._stay_with_state()
 
     def _recall(self) -> None:
         """Take what the last records before our round say: what steps take, and which amendments hold; and whether we
@@ -163,21 +173,21 @@ class Play:
         records = self._recovery.recall()
         self._adopt(self.amended.at(records[-1].amendments if records else 0), records)
         spoken = self.ledger.claimed(self.round.number, self.round.link)
-        self.move(recalled=True, spoken=spoken, closed=self.amended.closed)
         if not self._joined:
             self._wants.clear()
+        self.move(recalled=True, spoken=spoken, closed=self.amended.closed)
+        if not self._joined:
             self._joined = True
             self.state.events.emit("joined", self.round.number)
 
     def _train(self, seconds: float | None, passed: float) -> None:
         """Train, and seal what that gives. seconds, passed: as of the last look."""
         spec, now, looked = self.spec, self.time.now, self.view.value.at
-        self.move(standing=Standing.TRAINING, step=0, began=None)
-        pages = self._contributor.pages(spec, self.round.link)
+        pages = self._contributor.pages(spec, self.round.link)  # who cannot get its text holds up nobody
         began = now()
         late = began - looked if passed else 0.0  # the others did not wait for our text
         until = began + seconds - late if seconds is not None else inf
-        self.move(began=began - passed - late if seconds is not None else began)
+        self.move(standing=Standing.TRAINING, step=0, began=began - passed - late if seconds is not None else began)
 
         def stopped() -> bool:
             self._step()
@@ -206,7 +216,7 @@ class Play:
         assert sealed is not None
         self._contributor.send(self.round.number, sealed)
         self.stand(Standing.WAITING, claimed=True)
-        self._starts.clear()
+        self.starts.clear()
         self.state.save_own()
         self.outage.answered()
 
@@ -227,10 +237,10 @@ class Play:
             self.move(standing=Standing.APPLYING)
         number, skipped, state = self.round.number, self.round.skips, self.state
         amended = self.amended.at(record.amendments)
-        self._follower.apply(number, self.spec, record)
+        returned = self._follower.apply(number, self.spec, record)
         self._adopt(amended, [*self.pace.records, record])
         self.enter(recalled=True)
-        if skipped or self.ledger.me not in record.claims:
+        if skipped or returned:
             state.save_own()  # else it is on the disk, or on its way there, since we claimed
         state.take_snapshot()
         state.events.emit("phases", number, phases=state.timeline.take())

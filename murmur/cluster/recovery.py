@@ -73,18 +73,23 @@ class Recovery:
         """Our theta is not the run's: take a checkpoint, whatever we hold. Where that leads to the same theta again,
         another one is to come first. Raises StorageError."""
         state, round = self._state, self._state.saved.round
-        self._astray = self._astray + 1 if self._astray_in == round else 0
-        self._astray_in = round
-        self._log.forget()  # some are of the history that we leave
         logger.warning("{why}: starting again from a checkpoint", why=why)
         state.events.emit("diverged", round, why=why)
-        if self._astray:
+        if self._astray and self._astray_in == round:
             logger.error("this machine computes another theta than the run: check its memory, its GPU and its release")
             self._ledger.time.sleep(min(LONGEST_PAUSE, rules.silent_seconds * 2 ** min(self._astray, 10)))
         if from_checkpoint(self._ledger, state, -1):
+            self._left(round)
             return
         if round > rules.keep_rounds:
             raise StorageError(
                 "no member has a checkpoint, and the payloads since theta_0 are gone: keeping our own state"
             )
         from_genesis(self._ledger, state)
+        self._left(round)
+
+    def _left(self, round: int) -> None:
+        """Note that we have left our theta of this round. Some of the records here are of the history that we leave."""
+        self._astray = self._astray + 1 if self._astray_in == round else 1
+        self._astray_in = round
+        self._log.forget()

@@ -62,8 +62,7 @@ def from_genesis(ledger: Ledger, state: NodeState) -> None:
     """Reset the state to theta_0, whatever it is; the records then lead on from there."""
     _load_genesis(ledger, state)
     link = first_link(state.run_id)
-    state.commit_at_tip(link, Tip(0, link))
-    state.save(sealed=None)
+    state.commit_at_tip(link, Tip(0, link), sealed=None)
 
 
 def _load_genesis(ledger: Ledger, state: NodeState) -> None:

@@ -13,10 +13,10 @@ LONGEST_SECONDS = 120.0
 
 
 class Starts:
-    """Counts a home's starts since its last claim, in this file."""
+    """Counts a home's starts since its last claim, in this file, and knows its last process."""
 
     def __init__(self, path: Path, time: Time) -> None:
-        self._path, self._time = path, time
+        self._path, self._process, self._time = path, path.with_name("process"), time
 
     def wait(self, beat_seconds: float) -> None:
         """Count a start, and wait: nothing at the first two, then a beat, and each time twice as long."""
@@ -39,6 +39,18 @@ class Starts:
         """Forget them: we have claimed."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+    def is_last(self, process: str) -> bool:
+        """Whether this is the home's last process, of before our start."""
+        with suppress(OSError, UnicodeDecodeError):
+            return self._process.read_text() == process
+        return False
+
+    def note(self, process: str) -> None:
+        """Remember our process."""
+        with suppress(OSError):
+            self._process.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.write(self._process, process.encode())
 
     def _count(self) -> int:
         with suppress(OSError, ValueError):

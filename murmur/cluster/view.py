@@ -42,6 +42,8 @@ class ClusterView:
         self._changed = ledger.time.condition()
         self._asked = self._answered = 0
         self._ended = False
+        self._died: Exception | None = None
+        """How the looking thread died."""
         self._view = View(ledger.time.now(), round().number, Presence(spec().cluster))
         # Of the looking thread alone:
         self._beats_read = self._beats_wanted = -inf
@@ -73,18 +75,29 @@ class ClusterView:
             self._changed.notify_all()
 
     def refresh(self) -> View:
-        """Return what a look shows that begins now. Waits for it."""
+        """Return what a look shows that begins now. Waits for it. Raises what the looking thread died of, if it did."""
         with self._changed:
             self._asked += 1
             ticket = self._asked
             self._changed.notify_all()
-            while self._answered < ticket:
+            while self._answered < ticket and self._died is None:
                 self._changed.wait()
-            return self._view
+        if self._died is not None:
+            raise self._died
+        return self._view
 
     # --- the looking thread --------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
+        try:
+            self._look_on()
+        except Exception as fault:
+            with self._changed:
+                self._died = fault
+                self._changed.notify_all()
+            raise
+
+    def _look_on(self) -> None:
         while True:
             with self._changed:
                 if not (self._ended or self._answered < self._asked):
@@ -151,16 +164,14 @@ class ClusterView:
         return Presence(rules, presence.seen, presence.looked).look(beats, self._ledger.time.now(), unread)
 
     def _look_for_twins(self, mine: Beat | None) -> None:
-        """Note a beat of ours from another process that began before this one: it has written more of them. What an
+        """Note a beat of ours from another process that began before this one, as the names of processes say. What an
         earlier process has left, and a store may show again, is of no later round than that in which we came to the
         run's state."""
         round = self._round()
         if round.standing is Standing.JOINING:
             self._joined_in = round.number
             return
-        if mine is None or mine.process == self._heartbeat.process or mine.round <= self._joined_in:
-            return
-        if mine.count >= self._heartbeat.count:
+        if mine is not None and mine.process < self._heartbeat.process and mine.round > self._joined_in:
             self._twins.add((mine.process, mine.count))
 
 

@@ -122,6 +122,7 @@ ROWS: list[tuple[str, Round, View, Action | type]] = [
     ("an update that was sealed before a crash", SEALED, view(), Do.SEND),
     ("an update that was sealed before a crash, and most have claimed", SEALED, view(TWO, THREE, FOUR), Do.SEND),
     ("a claim of ours whose payload is lost to us", replace(ROUND, spoken=True), view(ME), Do.SKIP),
+    ("a claim of ours that we made before we lost our disk", ROUND, view(ME, TWO), Do.SKIP),
     ("a claim of ours and the update that it names", replace(SEALED, spoken=True), view(ME), Do.SEND),
     # training
     ("the others began just now", ROUND, view(of=begun(5.0, 5.0)), Train(None, 5.0)),
@@ -233,6 +234,7 @@ def test_a_late_members_time_to_train_is_what_the_others_still_need() -> None:
         (view(record=RECORD), True),
         (view(of=went_on()), True),
         (view(of=ALONE), False),
+        (view(twin=True), True),
         (replace(view(TWO, THREE, FOUR), number=2), False),
         (replace(view(TWO, THREE, FOUR), missing=AWAY), True),
     ],

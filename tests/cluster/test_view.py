@@ -21,6 +21,7 @@ from tests.cluster.test_decisions import LINK, beat, claim, member, record
 
 VIEWS = 400
 ME = member(1)
+PROCESS = 100
 SPEC: Any = SimpleNamespace(
     cluster=ClusterTable.model_construct(beat_seconds=1e-9, silent_seconds=1e9),
     inner=SimpleNamespace(steps=1),
@@ -58,7 +59,7 @@ class Watching:
         self.bucket, self.round = Bucket(), Round(3, LINK, Digest(bytes(32)), standing=standing, recalled=True)
         self.fetched: list[set[PeerId]] = []
         fetcher: Any = SimpleNamespace(fetch_updates=lambda spec, round, claims: self.fetched.append(set(claims)))
-        heartbeat: Any = SimpleNamespace(process="f" * 16, count=5)
+        heartbeat: Any = SimpleNamespace(process=f"{PROCESS:016x}")
         ledger: Any = self.bucket
         spec: ClusterSpec = SPEC
         self.view = ClusterView(ledger, heartbeat, fetcher, lambda: self.round, lambda: spec, lambda: Pace(1))
@@ -114,16 +115,32 @@ def test_the_claims_of_another_round_are_not_taken_for_those_of_this_one() -> No
 
 
 @pytest.mark.parametrize(
-    ("count", "round", "twin"), [(5, 4, True), (900, 4, True), (4, 4, False), (900, 3, False)], ids=str
+    ("process", "round", "twin"), [("older", 4, True), ("younger", 4, False), ("older", 3, False), ("ours", 4, False)]
 )
-def test_the_younger_of_two_processes_of_one_member_gives_way(count: int, round: int, twin: bool) -> None:
-    """Who has written fewer beats is younger. What an earlier process has left is of no later round than our first."""
+def test_the_younger_of_two_processes_of_one_member_gives_way(process: str, round: int, twin: bool) -> None:
+    """What an earlier process has left is of no later round than our first."""
     watching = Watching(Standing.JOINING)
     watching.view.start()
     watching.view.refresh()
     watching.round = replace(watching.round, standing=Standing.WAITING)
     for number in range(TWIN_BEATS):
         assert not watching.view.refresh().twin
-        watching.bucket.mine = beat(count + number * (count >= 5), round=round)
+        began = PROCESS + {"older": -1, "younger": 1, "ours": 0}[process]
+        watching.bucket.mine = beat(number, process=began, round=round)
     assert watching.view.refresh().twin == twin
     watching.view.end()
+
+
+def test_who_waits_for_a_looking_thread_that_died_is_told(died: list[str]) -> None:
+    """A machine that can start no more threads."""
+    watching = Watching()
+
+    def broken() -> tuple[dict[PeerId, Beat], set[PeerId]]:
+        raise RuntimeError("can't start new thread")
+
+    watching.bucket.read_beats = broken  # type: ignore[method-assign]
+    watching.view.start()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="new thread"):
+            watching.view.refresh()
+    assert len(died) == 1

@@ -101,7 +101,7 @@ class Cluster(Machines[MemberMachine]):
         modelled = ModelledReplica(self.spec, self.problem, life, Costs(INNER_SECONDS * machine.pace), draw)
         events = Recorder(partial(self.told, machine))
         held = NodeState(self.spec, self.run, modelled, disk, events, life)
-        process = sha256(f"{machine.name} {machine.lives}".encode()).hexdigest()[:16]
+        process = f"{machine.lives:08x}" + sha256(machine.name.encode()).hexdigest()[:8]
         return Member(self.spec, machine.name, held, NoText(), ledger, process)
 
     def _served(self, call: Call) -> None:

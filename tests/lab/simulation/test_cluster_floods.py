@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from murmur.cluster.bootstrap import member_id
+from murmur.cluster.documents import Documents
 from murmur.cluster.group_keys import Group
 from murmur.lab.simulation.cluster import BUCKET, SECRET, MemberMachine
 from murmur.lab.simulation.store import Call
@@ -77,3 +78,16 @@ def _reads_a_beat(watched: Watched, call: Call) -> bool:
         return False
     living = {keys.beats(watched.cluster.run) + machine.id.hex() for machine in watched.cluster.machines}
     return call.key.startswith(keys.beats(watched.cluster.run)) and call.key not in living
+
+
+@pytest.mark.parametrize("shown", ['"-"', ""], ids=["one ETag for all", "no ETags"])
+def test_beats_are_seen_to_change_where_a_store_lists_no_true_etags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    listed = Documents._versions
+    monkeypatch.setattr(Documents, "_versions", lambda self, prefix: dict.fromkeys(listed(self, prefix), shown))
+    watched = Watched(tmp_path, members=4)
+    watched.cluster.begin()
+    watched.play(has_records(watched, 6))
+    watched.cluster.close()
+    assert [len(record.updates) for record in watched.records()] == [4] * 6

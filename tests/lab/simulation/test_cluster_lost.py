@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from murmur.cluster.rejoin import last_round
 from murmur.lab.simulation.cluster import BUCKET, SECRET, Cluster, MemberMachine
 from murmur.lab.simulation.store import Call
 from murmur.node.config.settings import ClusterConfig
+from murmur.node.state.node_state import NodeState
 from murmur.node.state.store import StateStore
 from murmur.node.sync.checkpoints import Checkpoint, Shown
 from murmur.protocol import keys
@@ -402,3 +404,40 @@ def test_a_member_gets_what_it_asks_for_within_some_looks(watched: Watched, what
     assert min(back.values()) - asked[0] < 4 * silent + 20.0 * len(lost), "seconds, and a pause between two tries"
     cluster.close()
     assert_one_history(watched)
+
+
+def test_who_lost_a_round_on_its_disk_while_it_asked_for_a_payload_applies_no_record_to_another_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shown checkpoint cannot be had, and the round before cannot be made again."""
+    monkeypatch.setattr(NodeState, "sealed_file", lambda self, round, peer, envelope: None)  # nobody puts it back
+    watched = Watched(tmp_path)
+    cluster, late, hidden = watched.cluster, watched.machine(3), dict[str, Any]()
+    objects = cluster.store.buckets[BUCKET]
+    cluster.begin()
+    watched.play(lambda: (late.name, "applied", 6) in [event[:3] for event in watched.events])
+    cluster.kill(late)
+    watched.play(has_records(watched, 14))
+    payloads = {key: objects.pop(key) for key in [key for key in objects if "/payload/00000007/" in key]}
+    assert payloads
+
+    def see(machine: MemberMachine, event: str, round: int) -> None:
+        if machine is late and event == "joined" and not hidden and late.program is not None:
+            hidden.update({key: objects.pop(key) for key in [key for key in objects if "/state" in key]})
+            state = late.program.state
+            newest = [payload for step in state.saved.consensus.log for payload in step.payloads][-1]
+            state.redo._path(newest).unlink()
+
+    watched.hook = see
+    cluster.start(late)
+    began = len(watched.events)
+    cluster.clock.run(cluster.clock.now + 400.0)
+    assert late.program is not None
+    assert late.program.state.saved.round == late.program.play.round.number == 7
+    assert (late.name, "applied", 6) in [event[:3] for event in watched.events[began:]], "it has lost round 6"
+    objects.update(payloads)
+    objects.update(hidden)
+    watched.play(lambda: late.program is not None and late.program.state.saved.round > 14)
+    cluster.close()
+    assert_one_history(watched)
+    assert watched.witness.result.broken == []
