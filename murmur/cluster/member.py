@@ -69,7 +69,10 @@ class Member:
             while len(seen) < PLACE_LOOKS and (last := seen[-1]) is not None and not last.leaving:
                 if self.play.starts.is_last(last.process):
                     break
-                self.time.sleep(LONGEST_LOOK_BEATS * self.view.rules.beat_seconds)
+                seconds = LONGEST_LOOK_BEATS * self.view.rules.beat_seconds
+                told = "another process was {name}: looking for {seconds:.0f} s whether it still runs"
+                logger.info(told, name=self.name, seconds=seconds)
+                self.time.sleep(seconds)
                 seen.append(self.ledger.own_beat())
                 if (now := seen[-1]) is None or now.process != last.process or now.count <= last.count:
                     break
