@@ -39,7 +39,7 @@ def test_a_storm_leaves_one_theta_a_round(tmp_path: Path) -> None:
     assert witness.result.broken == []
     assert witness.result.disagreements == 0
     assert witness.result.faults > 25
-    assert witness.result.participation > 0.9
+    assert witness.result.participation > 0.85  # 20 rounds: one left out is 0.01
     assert not witness.result.given_back
 
 
