@@ -176,8 +176,9 @@ def test_a_node_that_waits_for_somebody_is_unhealthy_within_two_rounds(clock: di
     """Docker counts no failed check before the start period has passed."""
     planned = ClockSpec.model_validate({"start_block": 0, **clock})
     (check,) = arguments("HEALTHCHECK")
-    periods = {name: int(value) for name, value in re.findall(r"--(start-period|interval|retries)=(\d+)m?", check)}
-    late = 60 * (periods["start-period"] + periods["interval"] * periods["retries"])
+    began, between = (minutes(*re.findall(rf"--{name}=(\w+)", check)) for name in ("start-period", "interval"))
+    (retries,) = re.findall(r"--retries=(\d+)", check)
+    late = 60 * (began + between * int(retries))
     assert 0 < late <= 2 * planned.round_blocks * planned.block_seconds
 
 
