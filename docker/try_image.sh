@@ -12,7 +12,10 @@ command -v buildah > /dev/null || { echo "this needs buildah: apt-get install bu
 
 scratch=$(mktemp -d)
 export BUILDAH_ISOLATION=chroot
-buildah() { command buildah --storage-driver vfs --root "$scratch/storage" --runroot "$scratch/run" "$@"; }
+buildah() { command buildah --storage-driver "$driver" --root "$scratch/storage" --runroot "$scratch/run" "$@"; }
+# Where the kernel does not stack folders for us, every layer is a whole copy of the one before.
+driver=overlay
+buildah info > /dev/null 2>&1 || { driver=vfs; rm -rf "$scratch"/*; }
 clean() {
   buildah rm --all > /dev/null 2>&1 || true
   buildah rmi --all --force > /dev/null 2>&1 || true
@@ -40,8 +43,10 @@ inside murmur doctor --help
 status=0
 inside timeout 60 python docker/start.py python neurons/miner.py || status=$?
 [ "$status" = 124 ] || { echo "start.py ended with status $status, where it should have waited" >&2; exit 1; }
-# A compiler is there for Triton alone, and the S3 server for the local network alone.
-inside sh -c '! command -v g++ && ! command -v weed'
+# A compiler is there for Triton alone, and the S3 server for the local network alone; pip is for nobody.
+inside sh -c '! command -v g++ && ! command -v weed && ! /opt/venv/bin/python -m pip'
+# Only the last layers, of megabytes, are other ones after a change of the sources.
+inside du -sxm /opt/venv /app
 open_image localnet "$@"
 buildah config --workingdir /home/murmur "$container"
 inside murmur localnet --rounds 1 --miners 2 --folder runs/trial --host 0.0.0.0 --port 8790

@@ -189,7 +189,7 @@ def parse_docker(words: list[str]) -> None:
     assert action in ("up", "build", "run", "logs", "stop", "exec")
     assert set(named[: 1 if action in ("run", "exec") else None]) <= set(services)
     if action in ("run", "exec"):
-        parse_murmur([word for word in named[1:] if word != "murmur"])
+        parse_murmur([word for word in rest[rest.index(named[0]) + 1 :] if word != "murmur"])
 
 
 @pytest.mark.parametrize("document", [path for path in HANDBOOK if "```toml" in path.read_text()], ids=relative)

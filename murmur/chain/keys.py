@@ -8,6 +8,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murmur.homes import expanded
@@ -94,14 +95,13 @@ def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wa
 
     wallet = _wallet(Wallet, name, hotkey, path)
     keyfile = wallet.hotkey_file
+    _require_readable(Path(keyfile.path))
     if not keyfile.exists_on_device():
         raise ConfigError(
             f"no hotkey {hotkey!r} in wallet {name!r}: {keyfile.path} does not exist. Create it with "
             f"`btcli wallet new-hotkey --wallet-name {name} --hotkey {hotkey} --wallet-path {path}`, "
             "or name another wallet in the node's configuration"
         )
-    if not keyfile.is_readable():
-        raise ConfigError(f"{keyfile.path} is not readable by this user: `chmod 600` it and give it to the user")
     variable = keyfile.env_var_name()
     if keyfile.is_encrypted() and not os.environ.get(variable) and not sys.stdin.isatty():
         raise ConfigError(
@@ -117,6 +117,27 @@ def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wa
             "(restore it with `btcli wallet regen-hotkey`)"
         ) from None
     return wallet
+
+
+def _require_readable(path: Path) -> None:
+    """Raise ConfigError with the remedy where this user may not read the file, or not enter a folder above it."""
+    try:
+        with path.open("rb"):
+            return
+    except PermissionError:
+        folders = reversed(path.parents)
+        closed = next((one for one in folders if not os.access(one, os.X_OK, effective_ids=True)), path)
+    except OSError:
+        return  # there is none: said by who needs it
+    owner, user = closed.stat().st_uid, os.geteuid()
+    if owner == user:
+        fix = f"`chmod {700 if closed.is_dir() else 600} {closed}`"
+    else:
+        fix = (
+            f"it belongs to uid {owner}: run the node as that user. For a container set USER_ID={owner} in its env "
+            "file, and build the image again"
+        )
+    raise ConfigError(f"{closed} cannot be read by this user (uid {user}): {fix}")
 
 
 def create_wallet(name: str, hotkey: str, path: str) -> "Wallet":

@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from bittensor.sp_core import Keypair
@@ -83,6 +86,49 @@ def test_a_missing_hotkey_names_the_file_and_the_command(tmp_path: Path) -> None
         open_wallet("miner", "one", str(tmp_path))
     assert str(tmp_path / "miner" / "hotkeys" / "one") in str(caught.value)
     assert "btcli wallet new-hotkey --wallet-name miner --hotkey one" in str(caught.value)
+
+
+OWNER = 54321
+
+
+@pytest.fixture
+def wallets() -> Iterator[Path]:
+    """Of another user than the one of the tests, in a folder that all may enter."""
+    if os.geteuid():
+        pytest.skip("only root can be another user")
+    with TemporaryDirectory() as folder:
+        create_wallet("miner", "one", folder)
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.chown(path, OWNER, OWNER)
+            path.chmod(0o755)
+        yield Path(folder)
+
+
+def refused(wallets: Path, user: int) -> str:
+    """What this user is told."""
+    os.seteuid(user)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            open_wallet("miner", "one", str(wallets))
+    finally:
+        os.seteuid(0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("closed", ["miner/hotkeys/one", "miner/hotkeys", "."])
+def test_a_hotkey_of_another_user_is_not_called_missing_and_names_the_user_to_be(wallets: Path, closed: str) -> None:
+    """In a container this is the usual fault: its user has another number."""
+    (wallets / closed).chmod(0o700)
+    told = refused(wallets, OWNER + 1)
+    assert f"{wallets / closed} cannot be read by this user (uid {OWNER + 1})" in told
+    assert f"USER_ID={OWNER}" in told
+    assert "new-hotkey" not in told
+
+
+@pytest.mark.parametrize(("closed", "mode"), [("miner/hotkeys/one", 600), ("miner/hotkeys", 700)])
+def test_a_hotkey_that_its_owner_may_not_read_is_given_to_him_by_chmod(wallets: Path, closed: str, mode: int) -> None:
+    (wallets / closed).chmod(0)
+    assert f"`chmod {mode} {wallets / closed}`" in refused(wallets, OWNER)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "."])

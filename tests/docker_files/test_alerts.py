@@ -46,8 +46,13 @@ def fires(folder: Path, alert: str, metrics: Metrics, minutes: int, happens: Cal
         }
         for name in before | after
     ]
-    case: dict[str, Any] = {"interval": "1m", "input_series": [*series, {"series": UP, "values": "1x100000"}]}
-    case["alert_rule_test"] = [{"eval_time": f"{MINUTES + minutes}m", "alertname": alert, "exp_alerts": []}]
+    return is_told(folder, alert, MINUTES + minutes, [*series, {"series": UP, "values": "1x100000"}])
+
+
+def is_told(folder: Path, alert: str, minute: int, series: list[dict[str, str]]) -> bool:
+    """Whether the alert is firing in that minute of these series."""
+    case: dict[str, Any] = {"interval": "1m", "input_series": series}
+    case["alert_rule_test"] = [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}]
     tests = folder / "tests.json"
     tests.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [case]}))
     assert PROMTOOL is not None
@@ -121,3 +126,35 @@ def test_a_trouble_is_told_within_two_minutes_and_not_after_it_is_mended(metrics
     assert not fires(tmp_path, "MurmurTrouble", metrics, 1, ends)
     begins()
     assert not fires(tmp_path, "MurmurTrouble", metrics, 1, lambda: metrics.see(event("started")))
+
+
+def answers(instance: str, values: str) -> dict[str, str]:
+    """Of a target: whether it answered the scrape of each minute. One that the network's names lose is a blank."""
+    return {"series": f'up{{instance="{instance}", job="murmur"}}', "values": values}
+
+
+def test_one_node_of_two_that_is_gone_is_told_of_and_one_that_never_was_is_not(tmp_path: Path) -> None:
+    """A container that has ended has no address: its target is gone with it, so nothing says `up == 0`."""
+    lives = answers("validator", "1x3000")
+    assert is_told(tmp_path, "MurmurDown", 60, [lives, answers("miner", "1x30 stale _x2000")])
+    assert is_told(tmp_path, "MurmurDown", 60, [lives, answers("miner", "1x30 0x2000")]), "no metrics, and an address"
+    assert is_told(tmp_path, "MurmurDown", 60, [lives, answers("miner", "1x30 0x5 stale _x5 0x5 stale _x900")])
+    assert not is_told(tmp_path, "MurmurDown", 60, [lives]), "only one of them runs here"
+    assert not is_told(tmp_path, "MurmurDown", 35, [lives, answers("miner", "1x30 stale _x2000")]), "it may start again"
+    assert not is_told(tmp_path, "MurmurDown", 60, [lives, answers("miner", "1x30 stale _x9 1x2000")]), "it is back"
+    assert not is_told(tmp_path, "MurmurDown", 30 + 26 * 60, [lives, answers("miner", "1x30 stale _x2000")])
+    assert is_told(tmp_path, "MurmurDown", 60, [answers("miner", "1x30 stale _x2000")]), "the only one"
+    assert is_told(tmp_path, "MurmurDown", 60, []), "no node at all"
+
+
+@pytest.mark.parametrize(("starts", "tells"), [(2, False), (4, True)])
+def test_a_node_that_starts_again_and_again_is_told_of(starts: int, tells: bool, tmp_path: Path) -> None:
+    """It answers between its ends, so it is never down for long."""
+    values = []
+    for start in range(starts):
+        node = Metrics("run", tmp_path, 60.0)
+        node.recall([], 600.0 * start, validates=False)
+        (began,) = (value for name, value in scraped(node).items() if name.startswith("murmur_process_timestamp"))
+        values.append(f"{began}x7 stale")
+    series = {"series": 'murmur_process_timestamp_seconds{instance="node", job="murmur"}', "values": " ".join(values)}
+    assert is_told(tmp_path, "MurmurRestarts", 9 * starts - 1, [series]) == tells

@@ -17,6 +17,7 @@ DOCKER = Path(__file__).parents[2] / "docker"
 def exported(folder: Path) -> set[str]:
     """Names of all samples of a node that has lived through every kind of event."""
     metrics = Metrics("run", folder, 60.0)
+    metrics.recall([], 0.0, validates=True)
     told: dict[str, Any] = {"time": 1.0, "round": 1, "active": 1, "selected": 1, "loss": 1.0, "next_set": 1}
     stood = {"event": "round_outcome", "outcome": "contributing", "pay": 0.5, "margin": 3}
     judged = {"event": "judged", "rejected": {"LATE": 1}, "unobserved": None, "evaluated": 1, "unrevealed": 0}

@@ -1,9 +1,11 @@
 """docker/start.py: a node that another start would not help stays, any other end is the container's."""
 
+import os
+import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +18,8 @@ SECONDS = 120.0
 
 
 @contextmanager
-def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    child = subprocess.Popen([sys.executable, str(START), *words], stderr=subprocess.PIPE, text=True)
+def started(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen([sys.executable, str(START), *words], stderr=subprocess.PIPE, text=True, env=environment)
     try:
         yield child
     finally:
@@ -44,9 +46,68 @@ def test_any_other_end_is_the_containers(status: int) -> None:
         assert child.wait(SECONDS) == status
 
 
-def test_a_node_that_was_killed_ends_the_container() -> None:
+def test_a_node_that_was_killed_ends_the_container_and_does_not_go_silently() -> None:
     with started(python("import os; os.kill(os.getpid(), 9)")) as child:
+        assert "out of memory" in until(child, "the kernel killed a process")
         assert child.wait(SECONDS) == 128 + 9
+
+
+def test_a_node_that_fails_by_itself_is_not_called_killed() -> None:
+    with started(python("raise SystemExit(1)")) as child:
+        assert child.communicate(timeout=SECONDS)[1] == ""
+
+
+EVENTS_OF_ONE = "low 0\nhigh 0\nmax 31\noom {count}\noom_kill {count}\noom_group_kill 0\n"
+EVENTS_OF_OTHER = "oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n"
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """What `main` takes for itself is given back."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("counters", "text"), [("memory.events", EVENTS_OF_ONE), ("memory/memory.oom_control", EVENTS_OF_OTHER)]
+)
+@pytest.mark.parametrize("status", [1, 128 + 9])
+def test_a_container_that_reached_its_limit_says_which_variable_to_raise(
+    counters: str, text: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several ranks the killed one is not the one that says so: the status is 1 then."""
+    file = tmp_path / counters
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text.format(count=3))  # of processes before: a container that is restarted keeps its group
+    count = f"open({str(file)!r}, 'w').write({text.format(count=4)!r})"
+    start = runpy.run_path(str(START))
+    assert start["main"](python(f"{count}; raise SystemExit({status})"), {}, tmp_path) == status
+    told = capsys.readouterr().err
+    assert "reached MEMORY_LIMIT" in told
+    assert "murmur plan" in told
+    assert start["main"](python(f"raise SystemExit({status})"), {}, tmp_path) == status
+    assert "reached MEMORY_LIMIT" not in capsys.readouterr().err
+
+
+def test_a_node_is_not_started_with_the_file_of_another_one() -> None:
+    """`--env-file` gives Compose a file, and the container still has the first node's."""
+    wrote = python("import sys; sys.stderr.write('it has begun')")
+    mixed = {
+        "MURMUR_WALLET__NAME": "first",
+        "MURMUR_WALLET__HOTKEY": "default",
+        "COMPOSE_READ_WALLET": "second/default",
+    }
+    with started(wrote, os.environ | mixed) as child:
+        assert "COMPOSE_ENV_FILES" in until(child, "'second/default'")
+        until(child, "ended with status 2")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(SECONDS) == EXIT_CONFIG
+    for agreed in ({**mixed, "COMPOSE_READ_WALLET": "first/default"}, {"COMPOSE_READ_WALLET": "/"}, {}):
+        with started(wrote, os.environ | agreed) as child:
+            until(child, "it has begun")
 
 
 @pytest.mark.parametrize("status", [EXIT_CONFIG, EXIT_UPDATE])

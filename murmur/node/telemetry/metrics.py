@@ -100,6 +100,7 @@ class Metrics:
         """Continue from the node's earlier events (last_events), so that a restart hides nothing. For an event that has
         not happened yet, time counts from the first event that is left, else from `now` (Unix seconds). What was told
         by a clock that was ahead happened now: an alert would be silent until then."""
+        self._gauge("process_timestamp_seconds", "when this process began").set(now)
         begun: float | None = None
         for event in events:
             event = {**event, "time": min(event["time"], now)}
