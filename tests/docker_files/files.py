@@ -51,8 +51,10 @@ def example() -> dict[str, str]:
 
 
 def readable() -> dict[str, str]:
-    """Variables that a node reads and the field that each sets. A member is given its token's file as a flag."""
-    fields = {settings.variable_of(name): name for name, _ in settings_sources.leaves(settings.NodeConfig)}
+    """Variables that a node reads and the field that each sets. A member is given its token's file as a flag. Trackers
+    are not in the image: `murmur track` shows a home from outside."""
+    names = [name for name, _ in settings_sources.leaves(settings.NodeConfig) if not name.startswith("track.")]
+    fields = {settings.variable_of(name): name for name in names}
     return fields | dict(settings_sources.BTCLI) | {"MURMUR_CONFIG": "config", "MURMUR_NAME": "name"}
 
 
