@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds both images of the Dockerfile and runs what is in them, without a Docker engine: by buildah, as root or with
-# subordinate user ids. Takes some minutes and 8 GB of disk below $TMPDIR, and leaves neither images nor files behind.
+# subordinate user ids. Takes ten minutes and 10 GB of disk below $TMPDIR, 50 GB
+# where the kernel can't stack folders (a container in a container), and leaves neither images nor files behind.
 #
 #   docker/try_image.sh [OPTION OF `buildah build`]...       # --build-arg DEVICE=cuda, --build-arg PYTHON=.., --volume, ..
 #
