@@ -175,6 +175,9 @@ def main() -> None:
         row = played(options.part, gpu_parts.TINY if tiny else gpu_parts.GPU, json.loads(options.given.read_text()))
         options.told.write_text(json.dumps(row))
         return
+    # For the parts' processes: this tree's packages, its tests' too, before installed ones.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(gpu_parts.ROOT), *filter(None, [before])])
     if tiny:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     else:
