@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup native demo test check lint bench evidence clean
+.PHONY: setup native demo test check lint bench evidence gpu clean
 
 setup: .venv/ready
 
@@ -50,5 +50,9 @@ bench: setup
 evidence: setup
 	nice $(BIN)/python -m benchmarks.evidence $(ARGS)
 
+# A GPU's first day: the CUDA codec, FSDP2, training, memory, a round, into runs/gpu_day.md. Needs only a torch with CUDA.
+gpu:
+	bash benchmarks/gpu_day.sh $(ARGS)
+
 clean:
-	rm -rf .venv build sparseloco/murmur_codec.so sparseloco/murmur_cuda.so *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-gpu build sparseloco/murmur_codec.so sparseloco/murmur_cuda.so *.egg-info .pytest_cache .mypy_cache .ruff_cache

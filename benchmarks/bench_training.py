@@ -5,9 +5,10 @@
 
 Each side runs in a process of its own, one after the other, from the same weights on the same tokens, through the same
 loop (murmur/training/inner.py: autocast to bf16 and torch.compile on a GPU, fused AdamW), with the largest micro-batch
-that it finds by trial. Plain means: the whole model compiled, all logits at once, nothing computed again. Stops with
-status 1 when the two models' first losses differ. `memory_bytes` is the peak of a GPU's tensors, on a CPU of the whole
-process; `plan_bytes` is what murmur/training/memory.py says of ours.
+that it finds by trial. Plain means: the whole model compiled, all logits at once, nothing computed again. Two more
+sides by --sides: `eager` is ours without torch.compile, `loop` the plain model below in a plain loop (plain_loop.py).
+Stops with status 1 when the models' first losses differ. `memory_bytes` is the peak of a GPU's tensors, on a CPU of the
+whole process; `plan_bytes` is what murmur/training/memory.py says of ours.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from bench_codec import percentile
 from commit import commit
+from plain_loop import plain_loop
 from torch import Tensor, nn
 
 from murmur.plan import presets
@@ -36,6 +38,9 @@ from murmur.training.meter import memory_bytes, peak_flops
 from murmur.training.model import Transformer, initialise, rotary_table, rotate
 from murmur.training.optimizer import make_optimizer
 from murmur.training.sizes import Recompute, flops_per_token
+
+SIDES = ("ours", "eager", "plain", "loop")
+OURS = ("ours", "eager")
 
 
 class PlainLayer(nn.Module):
@@ -140,22 +145,26 @@ def llama(spec: ModelSpec, weights: dict[str, Tensor]) -> nn.Module:
 class Baseline(nn.Module):
     """A plain model behind the one method that the inner loop calls."""
 
-    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor]) -> None:
+    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], with_transformers: bool) -> None:
         super().__init__()
-        self.with_transformers = find_spec("transformers") is not None
+        self.with_transformers = with_transformers
         if self.with_transformers:
             self.model = llama(spec, weights)
         else:
             self.model = Plain(spec)
             self.model.load_state_dict(weights, strict=False)
-        self._run = self.model
+        self._run = self._losses
 
     def compile(self) -> None:
-        self._run = torch.compile(self.model)
+        """With the loss: plain loops compile it too, and then no fp32 copy of the logits is kept."""
+        self._run = torch.compile(self._losses)
 
     def loss(self, sequences: Tensor, recompute: Recompute = "none") -> Tensor:
         """Mean cross entropy of each sequence, [B], from all logits at once."""
-        found = self._run(sequences[:, :-1])
+        return self._run(sequences)
+
+    def _losses(self, sequences: Tensor) -> Tensor:
+        found = self.model(sequences[:, :-1])
         logits = found.logits if self.with_transformers else found
         losses = F.cross_entropy(logits.float().flatten(0, 1), sequences[:, 1:].flatten(), reduction="none")
         return losses.view(len(sequences), -1).mean(dim=1)
@@ -174,15 +183,16 @@ def measure(side: str, spec: RunSpec, options: argparse.Namespace) -> dict[str, 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = Transformer(spec.model)
     initialise(model, 0)
-    if side == "plain":
-        model = Baseline(spec.model, {name: parameter.detach() for name, parameter in model.named_parameters()})
+    if side in ("plain", "loop"):
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        model = Baseline(spec.model, weights, side == "plain" and find_spec("transformers") is not None)
     model.to(device)
     inner = spec.inner
     optimizer = make_optimizer(model, inner)
     found = Fit(options.micro_sequences, "none") if options.micro_sequences else largest(model, optimizer, spec, device)
     if found is None:
         return {"error": "out of memory with one sequence"}
-    if device.type == "cuda":
+    if (device.type == "cuda" or options.compile) and side != "eager":
         model.compile()
     generator = torch.Generator().manual_seed(1)
     shape = ((options.warmup + options.steps) * inner.sequences, spec.model.context + 1)
@@ -196,16 +206,13 @@ def measure(side: str, spec: RunSpec, options: argparse.Namespace) -> dict[str, 
                 torch.cuda.reset_peak_memory_stats(device)
         times.append(time.perf_counter())
 
-    report = inner_round(
-        model,
-        optimizer,
-        batches(tokens, options.warmup + options.steps, inner.sequences),
-        inner,
-        first_step=0,
-        micro_sequences=found.micro_sequences,
-        recompute=found.recompute,
-        on_step=on_step,
-    )
+    work = batches(tokens, options.warmup + options.steps, inner.sequences)
+    if side == "loop":
+        del optimizer  # the trial's, without state
+        losses = plain_loop(model, work, inner, found, on_step)
+    else:
+        sizes = {"micro_sequences": found.micro_sequences, "recompute": found.recompute}
+        losses = inner_round(model, optimizer, work, inner, first_step=0, on_step=on_step, **sizes).losses
     step_tokens = inner.sequences * spec.model.context
     rates = [step_tokens / (end - begin) for begin, end in pairwise(times[options.warmup - 1 :])]
     peak = peak_flops(device)
@@ -217,12 +224,12 @@ def measure(side: str, spec: RunSpec, options: argparse.Namespace) -> dict[str, 
         "p90": percentile(rates, 0.9),
         "mfu": None if peak is None else median * flops_per_token(spec.model) / peak,
         "memory_bytes": memory_bytes(device),
-        "plan_bytes": planned if side == "ours" and device.type == "cuda" else None,
+        "plan_bytes": planned if side in OURS and device.type == "cuda" else None,
         "micro_sequences": found.micro_sequences,
         "recompute": found.recompute,
-        "first_loss": report.losses[0],
-        "last_loss": report.losses[-1],
-        "model": "murmuration" if side == "ours" else "transformers" if model.with_transformers else "plain torch",
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "model": "murmuration" if side in OURS else "transformers" if model.with_transformers else "plain torch",
     }
 
 
@@ -244,14 +251,16 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, help="sequences of an inner step, instead of the preset's")
     parser.add_argument("--vocabulary", type=int, help="rows of the vocabulary, instead of the preset's")
     parser.add_argument("--micro-sequences", type=int, help="sequences at once, instead of a trial")
-    parser.add_argument("--side", choices=["ours", "plain"], help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help="on a CPU too")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "plain"], help="which, in order")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     spec = chosen(options)
     if options.side:
         sys.stdout.write(json.dumps(measure(options.side, spec, options)) + "\n")
         return
     sides = {}
-    for side in ("ours", "plain"):
+    for side in options.sides:
         command = [sys.executable, *sys.argv, "--side", side]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         sides[side] = json.loads(done.stdout.splitlines()[-1])
@@ -273,7 +282,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(result) + "\n")
     losses = [side["first_loss"] for side in sides.values() if "first_loss" in side]
     if max(losses, default=0.0) - min(losses, default=0.0) > 0.01:
-        sys.exit(f"the two models' first losses differ: {losses}")
+        sys.exit(f"the models' first losses differ: {losses}")
 
 
 if __name__ == "__main__":

@@ -70,10 +70,14 @@ class Ranks:
         return torch.cat([mine, batch[:1].expand(missing, -1)]), weights
 
     def shard(self, model: nn.Module, layers: Iterable[nn.Module], methods: Iterable[str]) -> None:
-        """Shard the model's parameters among the ranks by rows; its `methods` are called like forward. Matrix products
-        in bf16 on a GPU, gradients summed in fp32."""
-        if self.size == 1:
-            return
+        """Shard the model's parameters among the ranks by rows, where there are several; its `methods` are called like
+        forward."""
+        if self.size > 1:
+            self.shard_anyhow(model, layers, methods)
+
+    def shard_anyhow(self, model: nn.Module, layers: Iterable[nn.Module], methods: Iterable[str]) -> None:
+        """Do so for a single rank too, in a process group of one: a trial of FSDP2 on one GPU. Matrix products in bf16
+        on a GPU, gradients summed in fp32."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 

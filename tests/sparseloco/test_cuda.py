@@ -5,8 +5,6 @@ import ast
 import re
 import shutil
 import subprocess
-from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
@@ -22,12 +20,12 @@ from sparseloco import cuda, kernels, ops, outer, reference, wire
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
+from tests.sparseloco.emulated import SOURCE, emulated
 from tests.sparseloco.samples import KINDS, RAGGED, arrays, same_bits, tensors, update_of, zeros
 from tests.sparseloco.test_native import WIDE, verdict
 from tests.sparseloco.test_reference import BETA, inputs
 from tests.sparseloco.test_wire import FUZZ_CASES, FUZZ_LAYOUT, SMALL, hostile
 
-SOURCE = Path(__file__).parents[2] / "csrc" / "cuda" / "codec.cu"
 KS = (1, 63, 64, 94, 4096)
 RULES = get_args(outer.Aggregate)
 BUILT_LIBRARY = cuda.library  # before the emulated one takes its place
@@ -40,22 +38,8 @@ def codec(request, tmp_path_factory):
         return
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("emulated") / "codec.so"
-    header = Path(__file__).parent / "emulate_cuda.h"
-    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"]
-    subprocess.run(
-        ["g++", *flags, "-x", "c++", "-include", str(header), str(SOURCE), "-o", str(path)], check=True, timeout=170
-    )
-    loaded = cuda.load(path)
-
-    @contextmanager
-    def no_stream(device):
-        yield 0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "library", lambda: loaded)
-        patch.setattr(cuda, "_stream_of", no_stream)
-        yield cuda.Codec("emulated", device=torch.device("cpu"))
+    with emulated(tmp_path_factory.mktemp("emulated")) as codec:
+        yield codec
 
 
 def run_threads_in_order(seed):
