@@ -137,7 +137,7 @@ def test_a_rank_that_hangs_once_the_first_has_ended_is_killed_and_the_status_is_
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_ranks_that_are_asked_to_end_while_they_start_are_no_failure(signum: int, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(
-        "import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nos.write(1, b'up\n')\ntime.sleep(600)"
+        "import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nos.write(1, b'up\\n')\ntime.sleep(600)"
     )
     command = [sys.executable, "-m", "murmur", "torchrun", "--nproc_per_node", "2", str(tmp_path / "starts.py")]
     launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
