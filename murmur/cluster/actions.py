@@ -38,7 +38,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Close the round with this record. waited_for: how many living members have not claimed."""
+    """Close the round with this record. waited_for: the living members that have not claimed."""
 
     record: Record
     waited_for: frozenset[bytes]

@@ -62,7 +62,9 @@ class _Wandb:
     begun, so rounds are a metric."""
 
     def __init__(self, library: Any, folder: Path, project: str, name: str) -> None:
-        self._run = library.init(dir=str(folder), project=project, name=name)
+        # Numbers only: no code, no changes of the checkout, and no log leave this machine.
+        settings = library.Settings(disable_git=True, disable_code=True, console="off")
+        self._run = library.init(dir=str(folder), project=project, name=name, settings=settings)
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
 

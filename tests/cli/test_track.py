@@ -201,3 +201,17 @@ def test_a_tracker_that_breaks_is_told_and_the_node_goes_on(
             time.sleep(0.1)
     finally:
         logger.remove(sink)
+
+
+def test_a_tracker_is_given_no_secret_of_its_node(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home.parent / "trackio.py").write_text("import os; raise RuntimeError(sorted(os.environ))")
+    monkeypatch.setenv("PYTHONPATH", str(home.parent), prepend=os.pathsep)
+    monkeypatch.setenv("MURMUR_BUCKET__SECRET_KEY", "a secret")
+    monkeypatch.setenv("TRACKER_OF_OURS", "1")
+    start_tracker(TelemetryConfig(track=TrackConfig(to="trackio")), "tiny", "miner-1", home)
+    end = time.monotonic() + 60
+    while "RuntimeError" not in (told := (home / "track.log").read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert "TRACKER_OF_OURS" in told
+    assert "MURMUR_BUCKET__SECRET_KEY" not in told

@@ -25,12 +25,20 @@ def start_tracker(config: TelemetryConfig, run: str, name: str, home: Path) -> N
     try:
         home.mkdir(parents=True, exist_ok=True)
         with told.open("wb") as log:
-            child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            child = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_without_ours(), start_new_session=True
+            )
     except OSError as fault:
-        logger.warning("cannot start the tracker {to}: {fault}. The node goes on without it", to=words[5], fault=fault)
+        told_fault = "cannot start the tracker {to}: {fault}. The node goes on without it"
+        logger.warning(told_fault, to=config.track.to, fault=str(fault))
         return
     logger.info("tracker {to} shows this node; it writes to {told}", to=config.track.to, told=told)
     threading.Thread(target=_tell_its_end, args=(child, config.track.to, told), name="tracker", daemon=True).start()
+
+
+def _without_ours() -> dict[str, str]:
+    """Return the environment without this node's settings: a tracker needs no bucket's secret."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
 
 
 def _tell_its_end(child: "subprocess.Popen[bytes]", to: str, told: Path) -> None:
