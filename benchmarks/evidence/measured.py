@@ -9,6 +9,7 @@ from benchmarks.evidence import existing, figures
 from benchmarks.evidence.answers import Answer
 from benchmarks.evidence.view import View
 from murmur.plan import presets
+from murmur.plan.rates import Rate, Rates
 from murmur.plan.requirements import Plan
 
 CHEATS = {
@@ -135,6 +136,12 @@ def hour(plan: Plan) -> dict[str, float]:
     return found | {"waiting": 60 - sum(found.values())}
 
 
+def _planned(preset: str, result: Mapping[str, Any]) -> Plan:
+    """Return the plan that `murmur plan` has made."""
+    rates = Rates(compute=Rate(result["gpu_flops"]))
+    return Plan(presets.read(preset).first, result["gpus"], result["gpu_memory_bytes"], rates)
+
+
 def rounds(view: View) -> Answer:
     found = []
     for command, row in view.commands(9):
@@ -146,8 +153,7 @@ def rounds(view: View) -> Answer:
                 f"{result['upload_seconds']:.0f} s, {result['download_bytes'] / 1e9:.1f} GB down in "
                 f"{result['download_seconds']:.0f} s. An hour of its GPUs has "
                 + ", ".join(
-                    f"{minutes:.1f} minutes of {part}"
-                    for part, minutes in hour(Plan(presets.read(command.label).first, 8, 192 * 10**9)).items()
+                    f"{minutes:.1f} minutes of {part}" for part, minutes in hour(_planned(command.label, result)).items()
                 )
                 + "."
             )

@@ -180,7 +180,12 @@ GPU = Scale(
     codec=("benchmarks/bench_cuda.py", "--json"),
     claims=(1, 4, 8),
 )
-PRESETS = ("covenant-72b", "covenant-72b-110", "intellect-10b")
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "covenant-72b": (),
+    "covenant-72b-110": (),
+    "intellect-10b": ("--gpu-tflops", "380", "--gpu-memory", "80"),
+}
+"""Those of published runs, with the flags of the machines that they had, where they are not the plan's own."""
 
 
 def trials(rows: Iterable[Row]) -> list[Row]:
@@ -204,7 +209,10 @@ class Plan:
     def blocks(self) -> list[list[Line | Command]]:
         """In the order in which they are run; within a block each line's first seed comes before any second one."""
         found: list[list[Line | Command]] = [
-            [Command(9, "plan", name, ("-m", "murmur", "plan", "--spec", name, "--json")) for name in PRESETS],
+            [
+                Command(9, "plan", name, ("-m", "murmur", "plan", "--spec", name, *flags, "--json"))
+                for name, flags in PRESETS.items()
+            ],
             [self._trials(method, "adamw") for method in TUNED],
             [*self._main(), *self._parts()],
             [*self._peers(1)],

@@ -16,7 +16,7 @@ ON = {
     "150m": Plan(presets.read("150m").first, 1, 24 * GB, Rates(compute=Rate(60e12))),
     "1b": Plan(presets.read("1b").first, 1, 80 * GB, Rates(compute=Rate(400e12))),
     "8b": Plan(presets.read("8b").first, 2, 80 * GB, Rates(compute=Rate(400e12))),
-    "intellect-10b": Plan(presets.read("intellect-10b").first, 8, 180 * GB),
+    "intellect-10b": Plan(presets.read("intellect-10b").first, 8, 80 * GB, Rates(compute=Rate(380e12))),
     "covenant-72b": Plan(presets.read("covenant-72b").first, 8, 192 * GB, Rates(up=link(880.0), down=link(4000.0))),
     "covenant-72b-110": Plan(
         presets.read("covenant-72b-110").first, 8, 192 * GB, Rates(up=link(110.0), down=link(500.0))
