@@ -180,12 +180,9 @@ GPU = Scale(
     codec=("benchmarks/bench_cuda.py", "--json"),
     claims=(1, 4, 8),
 )
-PRESETS: Mapping[str, tuple[str, ...]] = {
-    "covenant-72b": (),
-    "covenant-72b-110": (),
-    "intellect-10b": ("--gpu-tflops", "380", "--gpu-memory", "80"),
-}
-"""Those of published runs, with the flags of the machines that they had, where they are not the plan's own."""
+H100 = ("--gpu-tflops", "380", "--gpu-memory", "80")
+PRESETS = {"covenant-72b": (), "covenant-72b-110": (), "intellect-10b": H100}
+"""Those of published runs, with the machines that they had, where they are not the plan's own."""
 
 
 def trials(rows: Iterable[Row]) -> list[Row]:
