@@ -95,8 +95,8 @@ CLAIMS = (
         measured.gauntlet,
         measured.draw_gauntlet,
         "Gauntlet (arXiv 2505.21684) reports a run of 1.2 B parameters that paid by contribution; no error rates.",
-        "Attacks that nobody thought of; a majority that cheats (swarm-80 takes the pay). The arena's model is a "
-        "softmax regression; the transformer has 0.12 M parameters.",
+        "Attacks that nobody thought of; a majority that cheats; one that a third of the stake pays alone. The arena's "
+        "model is a softmax regression; the transformer has 0.12 M parameters.",
         "murmur arena --suite standard --policy ours --json --seeds 3",
     ),
     Claim(

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.evidence.rows import ROOT
 
 RESULTS = ROOT / "benchmarks/results"
-ARENA = RESULTS / "arena_2vcpu_2026-11-23.md"
-PAY = RESULTS / "pay-progress_2vcpu_2026-11-23.jsonl"
+ARENA = RESULTS / "arena_2vcpu_2026-11-30.md"
+PAY = RESULTS / "pay-verified_2vcpu_2026-11-30.jsonl"
 LINKS = RESULTS / "links_2vcpu_2026-11-27.jsonl"
 
 

@@ -13,33 +13,35 @@ from murmur.plan.rates import Rate, Rates
 from murmur.plan.requirements import Plan
 
 CHEATS = {
-    "half_work": "half the work",
-    "half_batch": "half of every batch",
-    "split_in_two": "one worker as two",
-    "double_steps": "double steps",
-    "double_batch": "double batch",
-    "half_rate": "half the rate",
-    "frozen_layers": "frozen layers",
-    "on_off": "on and off",
-    "copier_39": "copies 39 %",
-    "thin_margin": "thin margin",
-    "split_batch": "two halves of a batch",
+    "half_declared": "half of the steps, declared",
+    "half_undeclared": "half of the steps, shown as all",
+    "tenth_skipped": "rounds skipped by chance",
+    "split_in_two": "two hotkeys with half of the steps each",
+    "thin_in_four": "four hotkeys with a quarter of each batch",
+    "thin_in_eight": "eight hotkeys with an eighth",
 }
+WHOLE = ("split_in_two", "thin_in_four", "thin_in_eight")
 
 
 def gauntlet(view: View) -> Answer:
     attacks = existing.arena()
-    within = [attack for attack in attacks if not attack["within"].startswith("not")]
+    within = [attack for attack in attacks if attack["within"] == "yes"]
     at_once = [attack["attack"] for attack in attacks if max(attack["out"]) == 0]
-    overpaid = [a["attack"] for a in attacks if max(a["pay"]) > 1.0 and min(a["work"]) < 1.0]
+    overpaid = [a["attack"] for a in attacks if fmean(a["pay"]) > max(1.0, fmean(a["work"]))]
     never = [a["attack"] for a in attacks if median(a["out"]) == float("inf") and a["attack"] not in overpaid]
-    missed = [f"{attack['attack']} ({attack['within']})" for attack in attacks if attack not in within]
+    unpaid = [a["attack"] for a in attacks if a["attack"] in never and max(a["pay"]) == 0.0]
+    paid = [name for name in never if name not in unpaid]
+    missed = [
+        attack["attack"] + (f" ({attack['within']})" if attack["within"] != "no" else "")
+        for attack in attacks
+        if attack not in within
+    ]
     wrong = existing.wrongly_excluded()
     found = [
         f"In the arena {len(within)} of {len(attacks)} attacks stay within what their class allows, with every seed; "
         f"{len(at_once)} never get in. Those that do not: {', '.join(missed)}.",
-        f"Never out, and paid for what they do: {', '.join(never)}. Paid more than an honest peer for less work: "
-        f"{', '.join(overpaid) or 'none'}.",
+        f"Never out, paid no more than their work: {', '.join(paid)}. Never out and never paid: {', '.join(unpaid)}. "
+        f"Paid more than honest peers with their work: {', '.join(overpaid) or 'none'}.",
         f"Honest peers are excluded wrongly in {min(wrong)} to {max(wrong)} % of their rounds.",
     ]
     pay = existing.paid()
@@ -48,7 +50,7 @@ def gauntlet(view: View) -> Answer:
         for kind, name in CHEATS.items()
         if kind in pay
     )
-    return [*found, f"Pay, and for how much work, of a full worker's on the transformer (mean of 3 seeds): {shown}"]
+    return [*found, f"Pay, and for how much work, of a full worker's on the transformer (1 or 2 seeds): {shown}"]
 
 
 def draw_gauntlet(view: View, folder: Path) -> list[str]:
@@ -60,20 +62,22 @@ def draw_gauntlet(view: View, folder: Path) -> list[str]:
         for attack in attacks:
             work = fmean(attack["work"])
             axes[0].plot([work] * len(attack["pay"]), attack["pay"], "o", color=figures.OTHER, alpha=0.6)
-        axes[0].set_title("arena, every attack but swarm-80")
+        axes[0].set_title("arena, all that are paid at most double")
         for kind, values in pay.items():
             if max(p for _, p in values) <= 2.2:
                 axes[1].plot(*zip(*values, strict=True), "o", color=figures.colour("SparseLoCo"), alpha=0.6)
                 if kind in CHEATS:
                     work, paid = max(values, key=lambda value: value[1])
-                    left = work > 1.5
                     axes[1].annotate(
                         CHEATS[kind],
                         (work, paid),
                         fontsize=6,
-                        xytext=(-5 if left else 5, 4 if kind == "double_batch" else -6 if left else -2),
+                        # Those of a whole worker's work earn nothing, all of them: their names stand above one another.
+                        xytext=(-5, 2 + 8 * [k for k in CHEATS if k in WHOLE].index(kind))
+                        if kind in WHOLE
+                        else (-5, 4),
                         textcoords="offset points",
-                        ha="right" if left else "left",
+                        ha="right",
                     )
         axes[1].plot([0, 2], [0, 2], color=figures.INK, linewidth=0.8)
         axes[1].set_title("transformer of 0.12 M parameters")
@@ -153,7 +157,8 @@ def rounds(view: View) -> Answer:
                 f"{result['upload_seconds']:.0f} s, {result['download_bytes'] / 1e9:.1f} GB down in "
                 f"{result['download_seconds']:.0f} s. An hour of its GPUs has "
                 + ", ".join(
-                    f"{minutes:.1f} minutes of {part}" for part, minutes in hour(_planned(command.label, result)).items()
+                    f"{minutes:.1f} minutes of {part}"
+                    for part, minutes in hour(_planned(command.label, result)).items()
                 )
                 + "."
             )
