@@ -68,17 +68,9 @@ def draw_gauntlet(view: View, folder: Path) -> list[str]:
                 axes[1].plot(*zip(*values, strict=True), "o", color=figures.colour("SparseLoCo"), alpha=0.6)
                 if kind in CHEATS:
                     work, paid = max(values, key=lambda value: value[1])
-                    axes[1].annotate(
-                        CHEATS[kind],
-                        (work, paid),
-                        fontsize=6,
-                        # Those of a whole worker's work earn nothing, all of them: their names stand above one another.
-                        xytext=(-5, 2 + 8 * [k for k in CHEATS if k in WHOLE].index(kind))
-                        if kind in WHOLE
-                        else (-5, 4),
-                        textcoords="offset points",
-                        ha="right",
-                    )
+                    # Three earn nothing for a worker's whole work: their names stand above one another.
+                    above = 2 + 8 * WHOLE.index(kind) if kind in WHOLE else 4
+                    axes[1].annotate(CHEATS[kind], (work, paid), (5, above), textcoords="offset points", fontsize=6)
         axes[1].plot([0, 2], [0, 2], color=figures.INK, linewidth=0.8)
         axes[1].set_title("transformer of 0.12 M parameters")
         for panel in axes:
