@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -241,7 +242,7 @@ def test_a_request_to_stop_is_exit_status_130(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly():
-    shell = f"{sys.executable} -m murmur plan --spec 8b | true; exit ${{PIPESTATUS[0]}}"
+    shell = f"{quote(sys.executable)} -m murmur plan --spec 8b | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert not done.stderr
     assert done.returncode == 141
