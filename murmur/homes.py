@@ -1,9 +1,10 @@
-"""Paths that begin with `~`, on machines where the user has no home: containers run as a uid that no file of users
-knows, and services without HOME."""
+"""Paths on odd machines. Those that begin with `~`, where the user has no home: containers run as a uid that no file of
+users knows, and services without HOME. Those with letters, where the locale is none of UTF-8."""
 
 import atexit
 import getpass
 import os
+import sys
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -13,6 +14,7 @@ from murmur.protocol.errors import ConfigError
 _STAND_IN = "murmur-home-"
 """How the home of a process's libraries, and of its children, begins where their user has none. Nothing of ours belongs
 there."""
+_UTF8 = "C.UTF-8"
 
 
 def expanded(path: Path | str) -> Path:
@@ -31,7 +33,8 @@ def expanded(path: Path | str) -> Path:
 
 def provide_for_libraries() -> None:
     """Give this process a user's name and a home where it has none: torch asks for the one before it compiles,
-    Bittensor for the other when it is imported, and both break off without."""
+    Bittensor for the other when it is imported, and both break off without. And let it write paths as UTF-8."""
+    _name_files_in_utf8()
     try:
         getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
@@ -41,3 +44,13 @@ def provide_for_libraries() -> None:
     except RuntimeError:
         os.environ["HOME"] = mkdtemp(prefix=_STAND_IN)
         atexit.register(rmtree, os.environ["HOME"], ignore_errors=True)
+
+
+def _name_files_in_utf8() -> None:
+    """Begin this program anew in a locale of UTF-8, unless its paths are in UTF-8 already. In another one the letters
+    of a path would be other bytes for this process than for its libraries, its files of settings, and a service that
+    has no locale: other folders."""
+    if sys.getfilesystemencoding() == "utf-8" or os.environ.get("LC_ALL") == _UTF8:
+        return
+    os.environ["LC_ALL"] = _UTF8  # not PYTHONUTF8: Python 3.11 would still read the links in site-packages as before
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -10,6 +10,11 @@ import sys
 for library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
+# Tests ask servers with plain boto3 and urllib too, which would take this user's profile and proxies for their own.
+for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
+    del os.environ[name]
+os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from murmur.homes import expanded
@@ -131,7 +132,7 @@ def _require_readable(path: Path) -> None:
         return  # there is none: said by who needs it
     owner, user = closed.stat().st_uid, os.geteuid()
     if owner == user:
-        fix = f"`chmod {700 if closed.is_dir() else 600} {closed}`"
+        fix = f"`chmod {700 if closed.is_dir() else 600} {quote(str(closed))}`"
     else:
         fix = (
             f"it belongs to uid {owner}: run the node as that user. For a container set USER_ID={owner} in its env "

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from murmur.lab.localnet.gates.kinds import CLOCK, EVERYBODY, KINDS, parse_fault, write_faults
@@ -112,9 +113,9 @@ def _serve(plan: "Plan", processes: "Processes", faults: list[tuple[str, str]] |
         tell_metrics(plan, nodes)
         stack.enter_context(closing(Recorder(store, folder, MOST_RECORDED_BYTES)))
         say(f"chain {url}, store {store.endpoint}")
-        say(f"owner        murmur run .. --config {owner}")
+        say(f"owner        murmur run .. --config {quote(str(owner))}")
         for node in nodes:
-            say(f"{node.name:<12} python neurons/{node.role}.py --config {node.config}")
+            say(f"{node.name:<12} python neurons/{node.role}.py --config {quote(str(node.config))}")
         if faults is not None:
             _tell_faults(folder, faults, say)
         say("ready (Ctrl-C ends it)")

@@ -377,7 +377,8 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     write(partial / "README.md", card(tuned))
     write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
     for path in partial.iterdir():
-        path.chmod((partial / CONFIG).stat().st_mode)  # safetensors makes its files readable by their owner only
+        if path.is_file():  # safetensors makes its files readable by their owner only
+            path.chmod((partial / CONFIG).stat().st_mode)
         sync(path)
     # Rename in one step: a process killed during the removal leaves either a complete model or a resumable state.
     os.rename(ready.work, partial / SPENT)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 
 from murmur.data.index import Index
@@ -172,7 +173,8 @@ def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) 
     theta = tensors.mapped(other.folder, other.plan, other.origin.run_spec.model.shapes())
     _same_values(export, tensors.digest_of(theta, export.plan, other.origin.outer_state, told(tell, "rounded")))
     yield f"the tensors are those of {other.folder}, as {export.origin.dtype}"
-    yield f"that the theta of {other.folder} is the run's needs its own proof: murmur export --verify {other.folder}"
+    proof = f"murmur export --verify {quote(str(other.folder))}"
+    yield f"that the theta of {other.folder} is the run's needs its own proof: {proof}"
 
 
 def prove_by_run(export: Export, states: AnyStates, index: Index | None, tell: Callable[[str], None]) -> Iterator[str]:

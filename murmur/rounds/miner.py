@@ -62,6 +62,8 @@ class Miner:
         """Whether our last upload failed: we commit to nothing more before one succeeds."""
         self.sending_seconds = 0.0
         """How long the last round's update took from its last inner step until it was published and committed to."""
+        self.came_into: int | None = None
+        """The round that was under way when we began, -1 where none was; None before we have looked."""
         self.taken_back = -1
         """The last round whose commitment we took back: we make no second one in it."""
         self.finishing: Task | None = None
@@ -84,14 +86,21 @@ class Miner:
             except RoundOver:
                 continue
             except (Diverged, Late) as fault:
-                cause = "diverged" if isinstance(fault, Diverged) else "too_slow"
-                self.node.backoff.tell(round, Trouble(cause, str(fault)))
+                self.tell_why(round, fault)
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_deadline(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass continues with it if the round is still open.
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
                 self.node.backoff.pause_after(round, fault)
+
+    def tell_why(self, round: int, fault: Diverged | Late) -> None:
+        """Say why a round's work is not sent. What is left of the round into which we came may be too short for it."""
+        if isinstance(fault, Late) and round == self.came_into:
+            told = "round {round}: {fault}: this node came in the middle of it, and takes part from the next round on"
+            logger.info(told, round=round, fault=fault)
+            return
+        self.node.backoff.tell(round, Trouble("diverged" if isinstance(fault, Diverged) else "too_slow", str(fault)))
 
     def announce(self) -> None:
         """Publish our bucket on chain, unless we have. Even before our first commitment other nodes have to be able to
@@ -113,6 +122,9 @@ class Miner:
         """Return the round to play: the one that we have sealed for while its key may still be published, else the
         first whose commit window is open."""
         node, sealed = self.node, self.node.state.saved.sealed
+        if self.came_into is None:
+            begins = node.next_round(node.clock.commit_deadline)
+            self.came_into = begins if node.head() > node.clock.commit_deadline(begins - 1) else -1
         unfinished = sealed is not None and self.finished < sealed.round == node.state.saved.round
         if unfinished and node.head() < node.clock.reveal_deadline(node.state.saved.round):
             return node.state.saved.round

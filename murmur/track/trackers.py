@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from murmur.protocol.errors import ConfigError
+from murmur.protocol.errors import ConfigError, one_line
 
 TRACKERS = ("wandb", "tensorboard", "trackio")
 
@@ -26,15 +26,22 @@ class Tracker(Protocol):
 
 def open_tracker(to: str, folder: Path, project: str, name: str) -> Tracker:
     """Open the tracker `to`. folder: for what it keeps on this disk. project, name: of the run there. Raises
-    ConfigError if its package is missing."""
+    ConfigError if its package is missing, or does not open it: nobody has logged in to W&B, say."""
     os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # it is read at the import
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        library = import_module("tensorboard.summary.writer.event_file_writer" if to == "tensorboard" else to)
+        return _opened(to, folder, project, name)
     except ImportError as fault:
         raise ConfigError(
             f"the tracker {to} cannot be used ({fault}): pip install -c constraints.txt -e '.[track]'"
         ) from None
-    folder.mkdir(parents=True, exist_ok=True)
+    except Exception as fault:  # each library raises its own
+        said = one_line(str(fault)) or "no reason given"
+        raise ConfigError(f"the tracker {to} does not open ({type(fault).__name__}): {said}") from fault
+
+
+def _opened(to: str, folder: Path, project: str, name: str) -> Tracker:
+    library = import_module("tensorboard.summary.writer.event_file_writer" if to == "tensorboard" else to)
     if to == "tensorboard":
         return _TensorBoard(library, folder / "tensorboard" / name.replace("/", "."))
     return _Wandb(library, folder, project, name) if to == "wandb" else _Trackio(library, project, name)

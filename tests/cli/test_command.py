@@ -2,18 +2,21 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
 
 from murmur.cli import main as command
 from murmur.cli.main import PROGRAMS, SUBCOMMANDS, Subcommand, main
+from murmur.cli.run import questions
 from murmur.lab.localnet.fault_kinds import FAULTS
 from murmur.protocol.errors import ChainError
 from murmur.protocol.types import PeerId, hotkey
@@ -239,7 +242,7 @@ def test_a_request_to_stop_is_exit_status_130(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly():
-    shell = f"{sys.executable} -m murmur plan --spec 8b | true; exit ${{PIPESTATUS[0]}}"
+    shell = f"{quote(sys.executable)} -m murmur plan --spec 8b | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert not done.stderr
     assert done.returncode == 141
@@ -277,3 +280,18 @@ def test_output_that_has_no_room_ends_with_a_sentence() -> None:
     assert done.returncode == 2
     assert "free disk space" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_to_copy_works_in_a_folder_with_a_blank() -> None:
+    assert questions.command(argparse.Namespace(config="/my node/owner.toml"), "publish", Path("my run")) == (
+        "murmur run publish 'my run' --config '/my node/owner.toml'"
+    )
+    before_a_path = "--config|--token-file|chmod [^ ]+|murmur dashboard|--verify|murmur run (publish|show|amend|void)"
+    bare = re.compile(rf"({before_a_path}) (\{{(?!quote\(|verify\}})|\" *\+)")
+    found = [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for file in sorted((ROOT / "murmur").rglob("*.py"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if bare.search(line)
+    ]
+    assert not found

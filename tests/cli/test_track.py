@@ -184,6 +184,25 @@ def test_a_tracker_that_a_node_starts_shows_what_comes_until_the_node_is_gone(ho
 
 
 @pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("wandb", "the tracker wandb does not open (UsageError): No API key configured"),
+        ("trackio", "the tracker trackio does not open (SystemError): a library of another Python"),
+    ],
+)
+def test_a_tracker_that_does_not_open_says_why_in_one_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], to: str, said: str
+) -> None:
+    (home.parent / "trackio.py").write_text("raise SystemError('a library\\nof another Python')")
+    monkeypatch.setenv("PYTHONPATH", str(home.parent), prepend=os.pathsep)
+    words = [sys.executable, "-m", "murmur", "track", str(home), "--to", to]
+    environment = {name: value for name, value in offline(home).items() if not name.startswith("WANDB")}  # no login
+    assert subprocess.run(words, stdin=subprocess.DEVNULL, timeout=240, env=environment).returncode == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(said)
+
+
+@pytest.mark.parametrize(
     "fault", ["raise RuntimeError('broken')", "raise ImportError('gone')", "import os; os.abort()"]
 )
 def test_a_tracker_that_breaks_is_told_and_the_node_goes_on(

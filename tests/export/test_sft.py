@@ -394,6 +394,7 @@ def test_whoever_is_killed_while_the_rest_goes_has_the_model(
 
     def breaks(path: Path, ignore_errors: bool = False) -> None:
         if path.parent == tmp_path / "out.partial":
+            assert path.stat().st_mode & 0o700 == 0o700, "only root could remove what is in it"
             (path / "measured.json").unlink()
             shutil.rmtree(path / "stage-1")
             raise Broken

@@ -341,6 +341,7 @@ def main():
             ctypes.CDLL(None).pthread_mutex_lock(mutex)
     while not is_stopping():
         time.sleep(0.01)
+    time.sleep(1)  # as long as a busy machine may need to say what it waits for
     print("revealed", flush=True)
     stop_after(None)
     print("went on", flush=True)

@@ -128,3 +128,21 @@ def test_a_path_that_the_terminal_cannot_show_ends_no_command(encoding: str, tmp
     assert done.returncode == 1  # a node that has done nothing yet
     assert b"no run yet" in done.stdout
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("encoding", "locale", "begins_anew"),
+    [("utf-8", "de_DE.UTF-8", False), ("iso8859-9", "tr_TR.ISO-8859-9", True), ("ascii", "C.UTF-8", False)],
+)
+def test_a_path_is_the_same_bytes_in_every_locale(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, locale: str, begins_anew: bool
+) -> None:
+    began: list[tuple[str, list[str]]] = []
+    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-u", "neurons/miner.py", "--home", "a b"])
+    monkeypatch.setattr(os, "execv", lambda path, words: began.append((path, words)))
+    homes.provide_for_libraries()
+    words = [sys.executable, "-u", "neurons/miner.py", "--home", "a b"]
+    assert began == ([(sys.executable, words)] if begins_anew else [])
+    assert os.environ["LC_ALL"] == ("C.UTF-8" if begins_anew else locale)

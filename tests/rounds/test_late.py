@@ -108,6 +108,20 @@ def test_a_miner_whose_training_lasts_beyond_block_d_breaks_it_off_and_is_in_tim
     assert [event["round"] for event in late.events("committed")][:2] == [0, 2]
     assert [event["round"] for event in late.events("trained")][:2] == [0, 2]
     assert [hotkey(late.peer) in network["validator"].contributing(round) for round in range(3)] == [True, False, True]
+    assert [(event["round"], event["cause"]) for event in late.events("trouble")] == [(1, "too_slow")]
+    network.assert_agreement()
+
+
+def test_a_miner_that_comes_into_a_round_too_late_for_its_work_is_not_called_slow(networks: Networks) -> None:
+    network = networks(miners=2)
+    network.start("validator", "miner-1")
+    network.run_to_block(network.clock.commit_deadline(0) + 3)
+    network.start("miner-2", role=Stalls)
+    network.run_until(3)
+    late = network["miner-2"]
+    assert [event["round"] for event in late.events("interrupted")] == [1]
+    assert [event["round"] for event in late.events("committed")][:1] == [2]
+    assert late.events("trouble") == []
     network.assert_agreement()
 
 

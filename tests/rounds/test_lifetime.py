@@ -1,5 +1,9 @@
 """What a node records of its own start and stop."""
 
+import os
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +53,58 @@ def test_a_node_records_its_start_and_how_it_stopped(
     assert told == [
         {"time": 0, "node": "", "event": "started", "round": 3, "run": "00" * 32, "hotkey": "5hotkey"},
         {"time": 0, "node": "", "event": "stopped", "round": 5, "fault": fault},
+    ]
+
+
+IMPATIENT = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from murmur.node.program.process import log_to_stderr, run_program, stop_after
+from murmur.node.program.shared import lifetime
+from murmur.node.telemetry.events import Events
+
+class Lost:
+    def __del__(self):
+        print("ready", flush=True)
+        time.sleep(60)
+
+def main():
+    state = SimpleNamespace(events=Events(Path(sys.argv[2]), "a"), round=3, run_id=bytes(32))
+    with lifetime(state):
+        if sys.argv[1] == "in a destructor":
+            Lost()
+        stop_after("the key is out")
+        print("ready", flush=True)
+        time.sleep(60)
+
+log_to_stderr("INFO")
+sys.exit(run_program(main))
+"""
+
+
+@pytest.mark.parametrize(("where", "signals"), [("at work", 2), ("in a destructor", 1)])
+def test_a_stop_at_once_is_recorded_too(where: str, signals: int, tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, where, str(events)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    if signals == 2:
+        assert "asked to stop" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+    assert "stopped on request" in process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert [(event["event"], event.get("fault")) for event in read_events(events)] == [
+        ("started", None),
+        ("stopped", None),
     ]
 
 

@@ -95,6 +95,8 @@ def test_a_server_that_names_another_region_is_not_asked_again_and_says_nothing_
 def strange_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".aws").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):  # of the suite
+        monkeypatch.delenv(name)
     return tmp_path / ".aws"
 
 

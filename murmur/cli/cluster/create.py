@@ -3,6 +3,7 @@
 import os
 from argparse import Namespace
 from pathlib import Path
+from shlex import quote
 
 from murmur.cli.run.questions import progress, say, steps
 from murmur.cluster.bootstrap import open_shared, require_group
@@ -41,7 +42,7 @@ def create(options: Namespace, secret: str, token_file: Path, ranks: Ranks) -> N
         token_file.unlink()
         raise
     say(f"run {sealed.name} ({sealed.digest.hex()[:16]}) is in the bucket. Anyone who holds {token_file} can join")
-    say(f"On each machine: python neurons/member.py --token-file {token_file} --name lab-a")
+    say(f"On each machine: python neurons/member.py --token-file {quote(str(token_file))} --name lab-a")
 
 
 def _write_token(path: Path, line: str) -> None:

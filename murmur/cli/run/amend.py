@@ -3,6 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from murmur.cli.run import questions
@@ -98,7 +99,7 @@ def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
     if run.id != spec.digest:
         raise ConfigError(
             f"the owner's slot names run {run.first.name} ({run.id.hex()[:16]}), not the one in {folder.path}: "
-            f"publish it (murmur run publish {folder.path}), or name that run's folder"
+            f"publish it (murmur run publish {quote(str(folder.path))}), or name that run's folder"
         )
     now = standing(run, ports)
     RunFile(folder_of(folder.path, run.id)).save(now.run)
@@ -184,7 +185,7 @@ def _confirm(options: Namespace, settings: OwnerConfig, folder: RunFolder, ports
     if amendment not in now.pending:
         raise ConfigError(f"nodes do not follow the amendment: {now.refused}. Publish it again for a later round")
     say(when_settled(now, amendment))
-    void = questions.command(f"murmur run void {folder.path} --pending", options)
+    void = questions.command(options, "void", folder.path, "--pending")
     say(f"to take it back before then: {void}")
     return 0
 

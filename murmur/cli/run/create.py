@@ -5,6 +5,7 @@ import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,7 +44,8 @@ def create(options: Namespace) -> int:
     folder: Path = options.folder
     if (folder / DRAFT).exists():
         raise ConfigError(
-            f"{folder} already holds a run: publish it (murmur run publish {folder}), or name another folder"
+            f"{folder} already holds a run: publish it ({questions.command(options, 'publish', folder)}), "
+            "or name another folder"
         )
     statuses: list[int] = []
     on_ranks("auto", options.device, lambda ranks: statuses.append(_create(options, folder, ranks)))
@@ -200,8 +202,8 @@ def _nested(dotted: Mapping[str, str]) -> dict[str, Any]:
 def _say_next(options: Namespace, folder: Path, spec: RunSpec, amendments: Sequence[Mapping[str, Any]]) -> None:
     say()
     say(f"the run {spec.name} is in {folder}; nothing is published yet")
-    say(f"  look at it:     murmur run show {folder}")
-    say("  publish it:     " + questions.command(f"murmur run publish {folder}", options))
+    say(f"  look at it:     murmur run show {quote(str(folder))}")
+    say("  publish it:     " + questions.command(options, "publish", folder))
     for number, fields in enumerate(amendments, 1):
-        amend = questions.command(f"murmur run amend {folder} {folder / AMENDMENTS / f'{number}.json'}", options)
+        amend = questions.command(options, "amend", folder, folder / AMENDMENTS / f"{number}.json")
         say(f"  by round {fields['from_round'] - 2}: {amend}")

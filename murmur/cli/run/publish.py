@@ -3,6 +3,7 @@
 from argparse import Namespace
 from math import ceil
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 
 from murmur.cli.run import questions
@@ -185,5 +186,5 @@ def _say_next(ports: Ports, settings: OwnerConfig, spec: RunSpec, options: Names
     say(f'  owner = "{spec.owner}"')
     say(
         "and starts python neurons/miner.py or neurons/validator.py. To follow the run: murmur run show "
-        f"{options.folder}"
+        f"{quote(str(options.folder))}"
     )

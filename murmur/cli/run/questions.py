@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from getpass import getpass
 from pathlib import Path
+from shlex import join
 from typing import TypeVar
 
 from rich.console import Console
@@ -41,9 +42,10 @@ def say(line: str = "") -> None:
     sys.stdout.flush()
 
 
-def command(words: str, options: Namespace) -> str:
-    """A command that the owner may copy: with the same --config as this one."""
-    return f"{words} --config {options.config}" if getattr(options, "config", None) else words
+def command(options: Namespace, *words: str | Path) -> str:
+    """`murmur run WORDS` for the owner to copy: with the same --config as this command."""
+    config = ["--config", options.config] if getattr(options, "config", None) else []
+    return join(["murmur", "run", *map(str, [*words, *config])])
 
 
 def somebody_is_there() -> bool:

@@ -3,6 +3,7 @@
 import sys
 import tomllib
 from argparse import Namespace
+from shlex import quote
 
 from murmur.cli import network
 from murmur.cli.evaluate.checkpoints import rows_of
@@ -31,7 +32,8 @@ def show(options: Namespace) -> int:
     elif options.folder is not None:
         mine = open_folder(options.folder)
         if mine.spec is None:
-            lines = [*_spec(build(mine.table, "the draft")), "not published yet: murmur run publish " + str(mine.path)]
+            publish = f"murmur run publish {quote(str(mine.path))}"
+            lines = [*_spec(build(mine.table, "the draft")), f"not published yet: {publish}"]
             sys.stdout.write("\n".join(lines) + "\n")
             return 0
         _say_where(options, mine.spec)

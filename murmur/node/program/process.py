@@ -80,6 +80,12 @@ def stop_after(what: str | None) -> None:
         _stop.wait_for(what)
 
 
+def last_word(say: Callable[[], None] | None) -> None:
+    """Let `say` run, in a thread and for a moment at most, before a second signal ends the process. None: nothing."""
+    if _stop is not None:
+        _stop.last_word = say
+
+
 def dead_thread() -> str | None:
     """Return how a thread died that has stopped this process; None where none has."""
     return _stop.fault if _stop is not None else None
@@ -97,7 +103,11 @@ class _Stop:
         self._awaited: str | None = None
         self.fault: str | None = None
         """The death of a thread that stopped the process."""
+        self.last_word: Callable[[], None] | None = None
+        """See `last_word`."""
         self._said = False
+        self._wake: int | None = None
+        """Where signals are counted, once that began."""
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self.asked:
@@ -117,6 +127,7 @@ class _Stop:
         told, written = os.pipe()
         os.set_blocking(written, False)
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        self._wake = written
         # Else a signal to a child that never ran another program would be counted here.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         threading.Thread(target=self._count, args=(told,), name="signals", daemon=True).start()
@@ -128,8 +139,9 @@ class _Stop:
             if count > 1:
                 # Not in this thread: it would wait for the log as long as somebody else does.
                 with suppress(RuntimeError):  # no memory for a thread
-                    threading.Thread(target=self.say, name="last words", daemon=True).start()
-                time.sleep(_LAST_WORDS_SECONDS)
+                    words = threading.Thread(target=self._say_last, name="last words", daemon=True)
+                    words.start()
+                    words.join(_LAST_WORDS_SECONDS)
                 os._exit(self.status)
             if count and self._awaited and self.fault is None:
                 logger.info("asked to stop: stops after {what}. A second signal ends it at once", what=self._awaited)
@@ -191,9 +203,17 @@ class _Stop:
         if issubclass(fault.exc_type, KeyboardInterrupt):
             self._end()
 
+    def _say_last(self) -> None:
+        self.say()
+        if self.last_word is not None:
+            self.last_word()
+
     def _end(self) -> None:
-        with suppress(RuntimeError):  # the signal came while this thread wrote to the log
-            self.say()
+        """End the process. The last words are another thread's: this one may hold a lock that they need."""
+        if self._wake is not None:
+            with suppress(BlockingIOError):  # full of signals
+                os.write(self._wake, bytes([signal.SIGTERM] * 2))
+        time.sleep(2 * _LAST_WORDS_SECONDS)
         os._exit(self.status)
 
 

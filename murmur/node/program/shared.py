@@ -10,7 +10,7 @@ from loguru import logger
 
 from murmur.node.config.device import choose_device
 from murmur.node.config.settings import TelemetryConfig
-from murmur.node.program.process import dead_thread, disk_fault, is_stopping, stop_after
+from murmur.node.program.process import dead_thread, disk_fault, is_stopping, last_word, stop_after
 from murmur.node.state.node_state import NodeState
 from murmur.node.telemetry.events import See, last_events
 from murmur.node.telemetry.metrics import Metrics
@@ -48,10 +48,11 @@ def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def lifetime(state: NodeState, hotkey: str | None = None) -> Iterator[None]:
-    """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. Nothing
-    records a kill. hotkey: its SS58 address; None for a member of a cluster."""
+    """Record that the node began to play, and that it stopped: on request or at its end, or because of a fault. A
+    second signal is a request too; nothing records a kill. hotkey: its SS58 address; None for a member of a cluster."""
     state.events.emit("started", state.round, run=state.run_id.hex(), hotkey=hotkey)
     fault: str | None = None
+    last_word(lambda: state.events.emit("stopped", state.round, fault=dead_thread()))
     try:
         yield
     except BaseException as error:
@@ -61,4 +62,7 @@ def lifetime(state: NodeState, hotkey: str | None = None) -> Iterator[None]:
             fault = disk_fault(error) or str(error) or type(error).__name__
         raise
     finally:
-        state.events.emit("stopped", state.round, fault=fault)
+        try:
+            state.events.emit("stopped", state.round, fault=fault)
+        finally:
+            last_word(None)
