@@ -36,7 +36,7 @@ def test_the_image_installs_what_make_setup_installs_but_the_tools_of_developers
     libraries = "pip install -c constraints.txt -r requirements.txt"
     assert steps("\n".join(arguments("RUN", "deps"))) == [*ours[:2], libraries]
     assert steps("\n".join(arguments("RUN", "build"))) == [ours[2].replace("'.[dev,localnet]'", ".")]
-    assert steps("\n".join(arguments("RUN", "localnet"))) == [ours[3]]
+    assert steps("\n".join(arguments("RUN", "localnet-cache"))) == [ours[3]]
 
 
 def parents() -> dict[str, str]:
@@ -82,10 +82,33 @@ def test_an_image_keeps_no_tests_of_torch_and_no_pip_and_its_sources_are_compile
         "rm -rf /opt/venv/lib/python3.*/site-packages/torch/test",
         "pip uninstall --yes pip",
     ]
-    assert not any("pip install" in rest for image in ("runtime", *IMAGES) for rest in arguments("RUN", image))
-    install, compiled = arguments("RUN", "build")
+    assert not any("pip" in rest for image in ("runtime", *IMAGES) for rest in arguments("RUN", image))
+    *_, install, compiled = arguments("RUN", "build")
     assert "-e ." in install
     assert compiled == "python -m compileall -q --invalidation-mode unchecked-hash /app"
+
+
+def test_what_the_local_network_fetches_is_fetched_where_pip_is() -> None:
+    assert 'sys.executable, "-m", "pip"' in (ROOT / "murmur/lab/devnet/metadata.py").read_text()
+    (stage,) = (stage for stage in parents() for rest in arguments("RUN", stage) if "devnet.metadata" in rest)
+    ancestors = [stage]
+    while ancestors[-1] in parents():
+        ancestors.append(parents()[ancestors[-1]])
+    assert "deps" in ancestors
+    assert not any("pip uninstall" in rest for above in ancestors for rest in arguments("RUN", above))
+    assert arguments("ENV", stage) == ["XDG_CACHE_HOME=/opt/cache"]
+    kept = f"--from={stage} --chown=murmur:murmur /opt/cache /home/murmur/.cache"
+    assert kept in arguments("COPY", "localnet"), "where the user's programs look for it"
+
+
+def test_the_codec_is_compiled_before_the_sources_come_and_not_again_with_them() -> None:
+    codec, install, _ = arguments("RUN", "build")
+    assert arguments("COPY", "build") == ["setup.py ./", "csrc csrc", ". ."]
+    order = instructions()
+    assert order.index(("RUN", codec)) < order.index(("COPY", ". .")) < order.index(("RUN", install))
+    assert "build_ext" in codec
+    assert codec.endswith("test -f sparseloco/murmur_codec.so"), "setup.py goes on without a compiler"
+    assert {"CC=false", "CXX=false"} <= set(install.split())
 
 
 @pytest.mark.parametrize("image", IMAGES)
