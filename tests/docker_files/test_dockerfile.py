@@ -237,7 +237,8 @@ def test_a_node_is_healthy_while_it_counts(outcome: str | None, healthy: bool, t
             known = {"outcome": outcome, "why": "", "selected": 2, "active": 4}
             unknown = dict.fromkeys(("loss", "pay", "sure", "next_set", "margin"))
             events.emit("round_outcome", round, **known, **unknown)
-    for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}):
+    at_home, elsewhere = {"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}
+    for environment in (at_home, elsewhere, at_home | {"MURMUR_NAME": "lab-a"}):  # of a cluster's member
         command = [sys.executable, "-m", "murmur", *words[1:]]
         result = subprocess.run(command, cwd=ROOT, env=environment, timeout=120)
         assert (result.returncode == 0) == healthy

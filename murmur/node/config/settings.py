@@ -306,10 +306,10 @@ def flags_in(options: argparse.Namespace, model: type[BaseModel]) -> dict[str, A
 
 
 def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
-    """Return the folder of a node's state, by the same flags, environment and file; it may not exist."""
-    said = values(dict(leaves(NodeConfig)), dict(flags), environment).get(
-        "home", NodeConfig.model_fields["home"].default
-    )
+    """Return the folder of the state of a node or a cluster's member, by the same flags, environment and file; it may
+    not exist."""
+    known = dict(leaves(NodeConfig)) | dict(leaves(ClusterConfig))
+    said = values(known, dict(flags), environment).get("home", NodeConfig.model_fields["home"].default)
     return expanded(str(said))
 
 
