@@ -183,13 +183,20 @@ def pattern(line: str) -> re.Pattern[str]:
 
 def goes_in(path: str) -> bool:
     """Whether the builder gets this file: of all lines that match it, or a folder above it, the last one counts."""
-    lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
     above = [path, *(str(one) for one in PurePosixPath(path).parents if one.name)]
     found = True
     for line in (line for line in lines if line and not line.startswith("#")):
         if any(pattern(line.removeprefix("!")).fullmatch(one) for one in above):
             found = line.startswith("!")
     return found
+
+
+def test_every_builder_reads_what_goes_in() -> None:
+    """Without BuildKit Docker looks in the root alone, and with it at a file beside the Dockerfile first."""
+    assert not list(DOCKER.glob("*.dockerignore"))
+    assert not goes_in("docker/.env")
+    assert "--ignorefile" not in (DOCKER / "try_image.sh").read_text()
 
 
 def test_every_file_that_runs_goes_into_the_image() -> None:
