@@ -3,9 +3,9 @@
     python docker/start.py python neurons/miner.py
     python docker/start.py torchrun --nproc_per_node=gpu neurons/miner.py
 
-A restart policy knows no exit statuses. So where another start would not help, the statuses 2 and 75, this stays, does
-nothing and can be stopped; what has to be done stands above in the log. Any other end is the container's too, and a
-process that was killed, which could say nothing itself, is told of.
+A restart policy knows no exit statuses. So where another start would not help, the statuses 2 and 75, or undo what was
+asked for, 0, this stays, does nothing and can be stopped; why stands above in the log. Any other end is the container's
+too, and a process that was killed, which could say nothing itself, is told of.
 """
 
 import os
@@ -20,7 +20,11 @@ from types import FrameType
 
 MENDED_BY_HAND = 2
 KILLED = 128 + signal.SIGKILL
-FINAL = {MENDED_BY_HAND: "something has to be mended", 75: "the run needs a newer release"}
+FINAL = {
+    0: "it was told to leave, or its run is over",  # a cluster's member alone ends so by itself
+    MENDED_BY_HAND: "something has to be mended",
+    75: "the run needs a newer release",
+}
 STOPPED = Event()
 """Set by a request to stop, whenever it came."""
 COUNTERS = ("memory.events", "memory/memory.oom_control")
@@ -40,8 +44,8 @@ def main(words: list[str], environment: Mapping[str, str], groups: Path = Path("
             sys.stderr.write(last_words(status, killed_for_memory(groups) - before))
     if status in FINAL and not STOPPED.is_set():
         sys.stderr.write(
-            f"ended with status {status}: {FINAL[status]}, the lines above say what. Nothing is started until then. "
-            "After that: docker compose up -d --force-recreate SERVICE\n"
+            f"ended with status {status}: {FINAL[status]}, the lines above say more. Nothing is started until "
+            "you do: docker compose up -d --force-recreate SERVICE\n"
         )
         # In turns: torch leaves threads, and a signal that one of them gets wakes nobody here.
         while not STOPPED.wait(1.0):

@@ -28,7 +28,7 @@ trap clean EXIT
 open_image() {
   local target=$1
   shift
-  buildah build --format docker --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore --target "$target" \
+  buildah build --format docker --file docker/Dockerfile --target "$target" \
     --layers --tag "murmuration:$target" "$@" .
   echo "the image $target takes $(buildah images --format '{{.Size}}' "murmuration:$target")"
   container=$(buildah from "murmuration:$target")

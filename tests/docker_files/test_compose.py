@@ -12,6 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from murmur.lab.localnet.processes import STOP_SECONDS
 from murmur.node.config import settings
 from murmur.protocol.spec import ClockSpec
 from tests.docker_files.files import (
@@ -137,6 +138,12 @@ def test_a_nodes_command_is_one_that_its_program_takes(name: str) -> None:
         assert config.token_file == Path(secret)
     else:
         assert settings.load(program, "", flags, required())
+
+
+def test_the_local_network_has_time_to_end_its_nodes_and_to_write_its_report() -> None:
+    """Docker's own 10 seconds are what a node of it may take."""
+    for name in ("localnet", "page"):
+        assert 60 * minutes(compose()["services"][name]["stop_grace_period"]) > 2 * STOP_SECONDS + 10
 
 
 def minutes(duration: str) -> int:

@@ -36,7 +36,7 @@ def test_the_image_installs_what_make_setup_installs_but_the_tools_of_developers
     libraries = "pip install -c constraints.txt -r requirements.txt"
     assert steps("\n".join(arguments("RUN", "deps"))) == [*ours[:2], libraries]
     assert steps("\n".join(arguments("RUN", "build"))) == [ours[2].replace("'.[dev,localnet]'", ".")]
-    assert steps("\n".join(arguments("RUN", "localnet"))) == [ours[3]]
+    assert steps("\n".join(arguments("RUN", "localnet-cache"))) == [ours[3]]
 
 
 def parents() -> dict[str, str]:
@@ -82,10 +82,33 @@ def test_an_image_keeps_no_tests_of_torch_and_no_pip_and_its_sources_are_compile
         "rm -rf /opt/venv/lib/python3.*/site-packages/torch/test",
         "pip uninstall --yes pip",
     ]
-    assert not any("pip install" in rest for image in ("runtime", *IMAGES) for rest in arguments("RUN", image))
-    install, compiled = arguments("RUN", "build")
+    assert not any("pip" in rest for image in ("runtime", *IMAGES) for rest in arguments("RUN", image))
+    *_, install, compiled = arguments("RUN", "build")
     assert "-e ." in install
     assert compiled == "python -m compileall -q --invalidation-mode unchecked-hash /app"
+
+
+def test_what_the_local_network_fetches_is_fetched_where_pip_is() -> None:
+    assert 'sys.executable, "-m", "pip"' in (ROOT / "murmur/lab/devnet/metadata.py").read_text()
+    (stage,) = (stage for stage in parents() for rest in arguments("RUN", stage) if "devnet.metadata" in rest)
+    ancestors = [stage]
+    while ancestors[-1] in parents():
+        ancestors.append(parents()[ancestors[-1]])
+    assert "deps" in ancestors
+    assert not any("pip uninstall" in rest for above in ancestors for rest in arguments("RUN", above))
+    assert arguments("ENV", stage) == ["XDG_CACHE_HOME=/opt/cache"]
+    kept = f"--from={stage} --chown=murmur:murmur /opt/cache /home/murmur/.cache"
+    assert kept in arguments("COPY", "localnet"), "where the user's programs look for it"
+
+
+def test_the_codec_is_compiled_before_the_sources_come_and_not_again_with_them() -> None:
+    codec, install, _ = arguments("RUN", "build")
+    assert arguments("COPY", "build") == ["setup.py ./", "csrc csrc", ". ."]
+    order = instructions()
+    assert order.index(("RUN", codec)) < order.index(("COPY", ". .")) < order.index(("RUN", install))
+    assert "build_ext" in codec
+    assert codec.endswith("test -f sparseloco/murmur_codec.so"), "setup.py goes on without a compiler"
+    assert {"CC=false", "CXX=false"} <= set(install.split())
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -160,13 +183,20 @@ def pattern(line: str) -> re.Pattern[str]:
 
 def goes_in(path: str) -> bool:
     """Whether the builder gets this file: of all lines that match it, or a folder above it, the last one counts."""
-    lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
     above = [path, *(str(one) for one in PurePosixPath(path).parents if one.name)]
     found = True
     for line in (line for line in lines if line and not line.startswith("#")):
         if any(pattern(line.removeprefix("!")).fullmatch(one) for one in above):
             found = line.startswith("!")
     return found
+
+
+def test_every_builder_reads_what_goes_in() -> None:
+    """Without BuildKit Docker looks in the root alone, and with it at a file beside the Dockerfile first."""
+    assert not list(DOCKER.glob("*.dockerignore"))
+    assert not goes_in("docker/.env")
+    assert "--ignorefile" not in (DOCKER / "try_image.sh").read_text()
 
 
 def test_every_file_that_runs_goes_into_the_image() -> None:
@@ -214,7 +244,8 @@ def test_a_node_is_healthy_while_it_counts(outcome: str | None, healthy: bool, t
             known = {"outcome": outcome, "why": "", "selected": 2, "active": 4}
             unknown = dict.fromkeys(("loss", "pay", "sure", "next_set", "margin"))
             events.emit("round_outcome", round, **known, **unknown)
-    for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}):
+    at_home, elsewhere = {"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}
+    for environment in (at_home, elsewhere, at_home | {"MURMUR_NAME": "lab-a"}):  # of a cluster's member
         command = [sys.executable, "-m", "murmur", *words[1:]]
         result = subprocess.run(command, cwd=ROOT, env=environment, timeout=120)
         assert (result.returncode == 0) == healthy

@@ -1,6 +1,8 @@
 """Configuration: three sources with one order, and errors that say what to do."""
 
+import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -240,6 +242,22 @@ def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another --home"):
         home(config(MURMUR_HOME=str(tmp_path / "file" / "home")))
+
+
+def test_a_state_folder_of_another_user_says_whose_it_is(tmp_path: Path) -> None:
+    """In a container this happens when its user gets another number: the volume stays the first one's."""
+    if os.geteuid() or not hasattr(os, "seteuid"):
+        pytest.skip("only root becomes another user")
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to others
+    try:
+        folder.chmod(0o755)
+        os.seteuid(4321)
+        with pytest.raises(ConfigError, match="belongs to uid 0, and this user is uid 4321") as refusal:
+            home(config(MURMUR_HOME=str(folder)))
+    finally:
+        os.seteuid(0)
+        folder.rmdir()
+    assert "docker/README.md" in str(refusal.value)
 
 
 READ_KEY = ("MURMUR_BUCKET__READ_ACCESS_KEY", "MURMUR_BUCKET__READ_SECRET_KEY")

@@ -306,10 +306,10 @@ def flags_in(options: argparse.Namespace, model: type[BaseModel]) -> dict[str, A
 
 
 def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
-    """Return the folder of a node's state, by the same flags, environment and file; it may not exist."""
-    said = values(dict(leaves(NodeConfig)), dict(flags), environment).get(
-        "home", NodeConfig.model_fields["home"].default
-    )
+    """Return the folder of the state of a node or a cluster's member, by the same flags, environment and file; it may
+    not exist."""
+    known = dict(leaves(NodeConfig)) | dict(leaves(ClusterConfig))
+    said = values(known, dict(flags), environment).get("home", NodeConfig.model_fields["home"].default)
     return expanded(str(said))
 
 
@@ -431,6 +431,10 @@ def home(config: NetworkConfig | ClusterConfig) -> Path:
         raise (DiskFull if files.is_full(fault) else ConfigError)(
             f"cannot create the state folder {path}: {fault.strerror}; choose another --home"
         ) from None
-    if not os.access(path, os.W_OK):
-        raise ConfigError(f"the state folder {path} is not writable; fix its permissions or choose another --home")
+    if not os.access(path, os.W_OK, effective_ids=True):
+        owner, user = path.stat().st_uid, os.geteuid()
+        fix = "fix its permissions"
+        if owner != user:
+            fix = f"it belongs to uid {owner}, and this user is uid {user} (of a container: docker/README.md, state)"
+        raise ConfigError(f"the state folder {path} is not writable; {fix}, or choose another --home")
     return path

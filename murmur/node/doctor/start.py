@@ -35,7 +35,7 @@ ANSWERED = "answered.json"
 CHECKS: Sequence[Check] = (
     Check("home", machine.home, machine.HOME_FIX),
     Check("device", machine.device, "choose another --device or --codec"),
-    Check("wallet", chain.wallet, f"give a wallet that is on this machine: {chain.WALLET}"),
+    Check("wallet", chain.wallet, f"give a wallet of this machine that the node's user can read: {chain.WALLET}"),
     Check("chain", chain.chain, f"check {chain.NETWORK}"),
     Check("history", chain.history, f"name archives: {chain.ARCHIVES}", ("chain",)),
     Check("clock", machine.clock, machine.CLOCK_FIX),
