@@ -1,5 +1,6 @@
-"""Paths on odd machines. Those that begin with `~`, where the user has no home: containers run as a uid that no file of
-users knows, and services without HOME. Those with letters, where the locale is none of UTF-8."""
+"""Files on odd machines. Paths that begin with `~`, where the user has no home: containers run as a uid that no file of
+users knows, and services without HOME. Paths with letters, where the locale is none of UTF-8. Standard streams that are
+closed."""
 
 import atexit
 import getpass
@@ -33,7 +34,9 @@ def expanded(path: Path | str) -> Path:
 
 def provide_for_libraries() -> None:
     """Give this process a user's name and a home where it has none: torch asks for the one before it compiles,
-    Bittensor for the other when it is imported, and both break off without. And let it write paths as UTF-8."""
+    Bittensor for the other when it is imported, and both break off without. And let it write paths as UTF-8, and have
+    all standard streams."""
+    _open_standard_streams()
     _name_files_in_utf8()
     try:
         getpass.getuser()
@@ -44,6 +47,20 @@ def provide_for_libraries() -> None:
     except RuntimeError:
         os.environ["HOME"] = mkdtemp(prefix=_STAND_IN)
         atexit.register(rmtree, os.environ["HOME"], ignore_errors=True)
+
+
+def _open_standard_streams() -> None:
+    """Open what a supervisor, or `>&-`, has left closed. Else the next file would get the number of a standard stream,
+    and a library's warnings would be written into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+            os.set_inheritable(number, True)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - for as long as the process lasts
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _name_files_in_utf8() -> None:

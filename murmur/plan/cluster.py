@@ -13,7 +13,18 @@ from murmur.plan import presets
 from murmur.plan.machine import figures_table, machine, measured_or_given, phase_table, too_small
 from murmur.plan.member import ClusterPlan
 from murmur.plan.requirements import link
-from murmur.plan.timetable import duration, gpu_memory, machine_words, pair, size, timed_row, unit_of, verdict, wrapped
+from murmur.plan.timetable import (
+    duration,
+    fitted,
+    gpu_memory,
+    machine_words,
+    pair,
+    size,
+    timed_row,
+    unit_of,
+    verdict,
+    wrapped,
+)
 from murmur.protocol.cluster import ClusterSpec
 from murmur.protocol.errors import ConfigError
 from murmur.protocol.types import MAX_UIDS
@@ -34,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps(as_json(plan, refused), indent=2) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in lines(plan, refused, measured=options.measure))
+        sys.stdout.writelines(f"{line}\n" for line in fitted(lines(plan, refused, measured=options.measure)))
     return 1 if refused else 0
 
 

@@ -1,8 +1,10 @@
-"""A plan as text for people, at most 100 columns wide."""
+"""A plan as text for people, at most 100 columns wide, less on a narrow terminal."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import inf
+from shutil import get_terminal_size
 from textwrap import wrap
 
 from gauntlet.agreement import COPIES
@@ -24,6 +26,10 @@ MARKS: dict[Opening, str] = {
     "decided": "validators' votes are final: the selection is known",
 }
 LIMIT = "next commit deadline"
+COLUMNS = 100
+"""Of a pipe or a file, too."""
+GOES_ON = " " * 20
+"""So begin lines that go on with the one above. No other line is indented so far."""
 SMALL_BYTES = 100 * 10**6
 """A model that trains in less memory trains on any CPU in seconds: GPU figures would only confuse."""
 DOES = {
@@ -106,7 +112,7 @@ def verdict(refused: Sequence[str], fits: str) -> Iterator[str]:
         yield from wrapped(f"- {reason}", "  ")
 
 
-def wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
+def wrapped(text: str, indent: str, width: int = COLUMNS) -> Iterator[str]:
     """Yield the words in lines, all but the first indented by `indent`."""
     line = ""
     for word in text.split():
@@ -115,6 +121,24 @@ def wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
             line = indent
         line += (" " if line.strip() else "") + word
     yield line
+
+
+def fitted(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines as the terminal's width wants them. One that is too long gives up its columns, and the lines that
+    go on with it are part of it."""
+    columns = get_terminal_size((COLUMNS, 0)).columns
+    if columns >= COLUMNS:
+        yield from lines
+        return
+    whole = list[str]()
+    for line in "\n".join(lines).split("\n"):
+        if whole and line.startswith(GOES_ON):
+            whole[-1] += " " + line.lstrip()
+        else:
+            whole.append(line)
+    for line in whole:
+        narrow = wrap(re.sub(r" {3,}", "  ", line.strip()), columns, subsequent_indent="    ")
+        yield from [line] if len(line) <= columns else narrow
 
 
 # --- time --------------------------------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, pass_on)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; `nohup` leaves it ignored
+        signal.signal(signal.SIGHUP, pass_on)
     for index in range(size):
         mine = {"RANK": str(index), "LOCAL_RANK": str(index)}
         # A session of its own: Ctrl-C would reach it twice, which is a request to end at once.

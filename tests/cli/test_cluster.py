@@ -98,7 +98,7 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
         ("lab-a", "left", False)
     ]
     assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
-    assert "0 members alive" in capsys.readouterr().out
+    assert "members alive: 0" in capsys.readouterr().out
 
     watched = Watched(_cluster(Path("ours.token")))
     try:

@@ -223,7 +223,7 @@ def test_a_tracker_that_breaks_is_told_and_the_node_goes_on(
 
 
 def test_a_tracker_is_given_no_secret_of_its_node(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home.parent / "trackio.py").write_text("import os; raise RuntimeError(sorted(os.environ))")
+    (home.parent / "trackio.py").write_text("import os; print(sorted(os.environ)); raise RuntimeError")
     monkeypatch.setenv("PYTHONPATH", str(home.parent), prepend=os.pathsep)
     monkeypatch.setenv("MURMUR_BUCKET__SECRET_KEY", "a secret")
     monkeypatch.setenv("TRACKER_OF_OURS", "1")

@@ -16,13 +16,14 @@ from murmur.node.program.process import run_program
 from murmur.protocol.errors import ChainError, CheckpointCorrupt, ConfigError, DiskFull, UpdateNeeded
 
 ROOT = Path(__file__).parents[2]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets", "numpy")
 
 
 @pytest.fixture(autouse=True)
 def the_tests_own_process() -> Iterator[None]:
     """A thread that dies in a later test must not end the tests."""
-    hook, handlers = threading.excepthook, {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    hook, handlers = threading.excepthook, {one: signal.getsignal(one) for one in SIGNALS}
     yield
     threading.excepthook = hook
     signal.set_wakeup_fd(-1)

@@ -146,3 +146,27 @@ def test_a_path_is_the_same_bytes_in_every_locale(
     words = [sys.executable, "-u", "neurons/miner.py", "--home", "a b"]
     assert began == ([(sys.executable, words)] if begins_anew else [])
     assert os.environ["LC_ALL"] == ("C.UTF-8" if begins_anew else locale)
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">&-", "2>&-", "<&-"])
+def test_a_program_whose_standard_streams_are_closed_writes_into_none_of_its_files(
+    streams: str, tmp_path: Path
+) -> None:
+    program = """
+import os, sys
+from murmur.homes import provide_for_libraries
+provide_for_libraries()
+with open(sys.argv[1], "w") as file:
+    for number in (1, 2):
+        os.write(number, b"a warning of a library")
+    print("said", flush=True)
+    print("said", file=sys.stderr, flush=True)
+    file.write("state")
+"""
+    (tmp_path / "program.py").write_text(program)
+    script = f'exec "$1" "$2/program.py" "$2/file" {streams}'
+    command = ["sh", "-c", script, "sh", sys.executable, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_text() == "state"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +107,45 @@ def test_a_stop_at_once_is_recorded_too(where: str, signals: int, tmp_path: Path
         ("started", None),
         ("stopped", None),
     ]
+
+
+PATIENT = """
+import sys, time
+from pathlib import Path
+from murmur.node.program.process import log_to_stderr, run_program, stop_after
+
+def main():
+    stop_after("the key is out")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print("the key is out", flush=True)
+    stop_after(None)
+    print("went on", flush=True)
+
+log_to_stderr("INFO")
+sys.exit(run_program(main))
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_closes_stops_a_node_after_its_reveal_unless_it_is_to_be_ignored(ignored: bool) -> None:
+    process = subprocess.Popen(
+        [*["nohup"] * ignored, sys.executable, "-c", PATIENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(2):  # the shell's and the kernel's
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+    out, said = process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    assert out == "the key is out\n" + "went on\n" * ignored
+    assert ("stopped on request" in said) == ("stops after the key is out" in said) == (not ignored)
 
 
 def test_a_member_waits_for_the_store_and_a_newcomer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

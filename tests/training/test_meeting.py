@@ -125,7 +125,7 @@ def test_a_rank_that_hangs_once_the_first_has_ended_is_killed_and_the_status_is_
 ) -> None:
     """As one inside an operation of GPUs that the first has left."""
     monkeypatch.setattr("murmur.training.launch._END_SECONDS", 0.5)
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     (tmp_path / "stays.py").write_text(STAYS.format(status=status))
     try:
         assert main(["torchrun", "--nproc_per_node", "2", str(tmp_path / "stays.py")]) == status
@@ -134,7 +134,7 @@ def test_a_rank_that_hangs_once_the_first_has_ended_is_killed_and_the_status_is_
             signal.signal(one, handler)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_ranks_that_are_asked_to_end_while_they_start_are_no_failure(signum: int, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(
         "import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nos.write(1, b'up\\n')\ntime.sleep(600)"

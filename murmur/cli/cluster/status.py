@@ -131,7 +131,9 @@ def living(ledger: Ledger, rules: ClusterTable) -> tuple[dict[PeerId, Beat], set
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield the status as lines for people."""
-    yield f"run {found['run']} ({found['id'][:16]}), {sum(m['alive'] for m in found['members'])} members alive"
+    alive = sum(m["alive"] for m in found["members"])
+    state = "closed, and nobody is left" if found["closed"] and not alive else f"members alive: {alive}"
+    yield f"run {found['run']} ({found['id'][:16]}), {state}"
     if found["amendments"]:
         yield f"amendments: {found['amendments']}" + (", the last one closes the run" if found["closed"] else "")
     for member in found["members"]:

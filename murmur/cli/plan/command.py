@@ -9,7 +9,7 @@ from murmur.plan.clock_fit import as_toml, fit
 from murmur.plan.machine import add_machine
 from murmur.plan.network import as_json, planned, refusals
 from murmur.plan.requirements import Plan
-from murmur.plan.timetable import duration, lines
+from murmur.plan.timetable import duration, fitted, lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in lines(plan, network, refusals(plan), measured=options.measure))
+        sys.stdout.writelines(
+            f"{line}\n" for line in fitted(lines(plan, network, refusals(plan), measured=options.measure))
+        )
     return 1 if refusals(plan) else 0
 
 

@@ -10,7 +10,7 @@ from murmur.export.cost import Cost, StageCost, cost
 from murmur.export.recipes import recipe
 from murmur.plan.machine import GB
 from murmur.plan.requirements import DAY_SECONDS, Plan
-from murmur.plan.timetable import duration
+from murmur.plan.timetable import duration, fitted
 from murmur.protocol.spec import RunSpec
 from murmur.training.memory import RESERVE
 
@@ -22,7 +22,7 @@ def show(source: str, plan: Plan, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps(table(source, found, plan, refused), indent=2) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in lines(source, found, plan, refused))
+        sys.stdout.writelines(f"{line}\n" for line in fitted(lines(source, found, plan, refused)))
     return 1 if refused else 0
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 EXIT_AGAIN = 1
 EXIT_CONFIG = 2
 EXIT_UPDATE = 75
+URGENT = (signal.SIGTERM, signal.SIGINT)
+"""Signals of which a second one ends a program at once."""
 DYING_SECONDS = 20
 """Longest time from the death of a thread to the end of its process."""
 _LAST_WORDS_SECONDS = 0.3
@@ -42,14 +44,16 @@ _LINE_CHARACTERS = 4000
 def run_program(main: Callable[[], None]) -> int:
     """Run a node's main function; return the process's exit status."""
     global _stop
+    provide_for_libraries()  # first: it may begin this program anew
     stop = _stop = _Stop()
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    for signum in URGENT:
+        signal.signal(signum, stop)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` leaves it ignored
+        signal.signal(signal.SIGHUP, stop)
     stop.watch()
     threading.excepthook = stop.thread_died
     sys.unraisablehook = stop.ignored
     _allow_open_files()
-    provide_for_libraries()
     os.umask(0o077)  # files are readable by their owner only: some hold keys of payloads that are still sealed
     try:
         status = _status(main)
@@ -92,14 +96,16 @@ def dead_thread() -> str | None:
 
 
 class _Stop:
-    """The handler of SIGINT and SIGTERM. The first signal interrupts the program; the second ends the process at once,
-    without cleanup. Everything that matters is saved before it is published, so both may come at any line.
+    """The handler of SIGINT, SIGTERM and SIGHUP. The first signal interrupts the program; the second ends the process
+    at once, without cleanup. Everything that matters is saved before it is published, so both may come at any line. A
+    terminal that closes asks to stop, but hurries nobody: shell and kernel may each send a SIGHUP, systemd one more.
 
     Python runs a handler between two lines of the main thread, and this may be inside one call for minutes. So another
     thread counts the signals too."""
 
     def __init__(self) -> None:
         self.asked = False
+        self._urged = 0
         self._awaited: str | None = None
         self.fault: str | None = None
         """The death of a thread that stopped the process."""
@@ -110,8 +116,11 @@ class _Stop:
         """Where signals are counted, once that began."""
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self.asked:
+        self._urged += signum in URGENT
+        if self._urged > 1:
             self._end()
+        if self.asked:
+            return
         self.asked = True
         if self._awaited is None or self.fault is not None:
             self._break_off()
@@ -133,17 +142,18 @@ class _Stop:
         threading.Thread(target=self._count, args=(told,), name="signals", daemon=True).start()
 
     def _count(self, told: int) -> None:
-        count = 0
+        urged = 0
         while True:
-            count += sum(signum in (signal.SIGTERM, signal.SIGINT) for signum in os.read(told, 64))
-            if count > 1:
+            came = os.read(told, 64)
+            urged += sum(signum in URGENT for signum in came)
+            if urged > 1:
                 # Not in this thread: it would wait for the log as long as somebody else does.
                 with suppress(RuntimeError):  # no memory for a thread
                     words = threading.Thread(target=self._say_last, name="last words", daemon=True)
                     words.start()
                     words.join(_LAST_WORDS_SECONDS)
                 os._exit(self.status)
-            if count and self._awaited and self.fault is None:
+            if (urged or signal.SIGHUP in came) and self._awaited and self.fault is None:
                 logger.info("asked to stop: stops after {what}. A second signal ends it at once", what=self._awaited)
 
     def _break_off(self) -> None:
