@@ -20,11 +20,9 @@ from types import FrameType
 
 MENDED_BY_HAND = 2
 KILLED = 128 + signal.SIGKILL
-FINAL = {
-    0: "it was told to leave, or its run is over",  # a cluster's member alone ends so by itself
-    MENDED_BY_HAND: "something has to be mended",
-    75: "the run needs a newer release",
-}
+FINAL = {MENDED_BY_HAND: "something has to be mended", 75: "the run needs a newer release"}
+LEFT = {0: "it was told to leave, or its run is over"}
+"""How a cluster's member alone ends by itself."""
 STOPPED = Event()
 """Set by a request to stop, whenever it came."""
 COUNTERS = ("memory.events", "memory/memory.oom_control")
@@ -42,9 +40,10 @@ def main(words: list[str], environment: Mapping[str, str], groups: Path = Path("
         status = alone([sys.executable, "-m", "murmur", *words] if words[:1] == ["torchrun"] else words)
         if not STOPPED.is_set():
             sys.stderr.write(last_words(status, killed_for_memory(groups) - before))
-    if status in FINAL and not STOPPED.is_set():
+    final = FINAL | LEFT if "neurons/member.py" in words else FINAL
+    if status in final and not STOPPED.is_set():
         sys.stderr.write(
-            f"ended with status {status}: {FINAL[status]}, the lines above say more. Nothing is started until "
+            f"ended with status {status}: {final[status]}, the lines above say more. Nothing is started until "
             "you do: docker compose up -d --force-recreate SERVICE\n"
         )
         # In turns: torch leaves threads, and a signal that one of them gets wakes nobody here.
@@ -92,19 +91,25 @@ def last_words(status: int, killed: int) -> str:
 def alone(words: list[str]) -> int:
     """One process, which gets the signals that we get. `torchrun` is ours: the other one's store listens on every
     interface, and it ends with 1 whatever its programs ended with."""
-    child = subprocess.Popen(words)
-    at_a_stop(child.send_signal)
+    running = list[subprocess.Popen[bytes]]()
+    at_a_stop(lambda signum: [child.send_signal(signum) for child in running])
+    # A session of its own: a terminal's Ctrl-C would reach it twice, which is a request to end at once.
+    child = subprocess.Popen(words, start_new_session=True)
+    running.append(child)
+    if STOPPED.is_set():
+        child.terminate()
     status = child.wait()
     return status if status >= 0 else 128 - status
 
 
-def at_a_stop(act: Callable[[int], None]) -> None:
+def at_a_stop(act: Callable[[int], object]) -> None:
     def stop(signum: int, frame: FrameType | None) -> None:
         STOPPED.set()
         act(signum)
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, stop)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, stop)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,6 @@ def table(source: str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no spec {source!r}: expected a TOML file, or one of the presets {', '.join(names())}")
     try:
-        return parse_table(path.read_text(encoding="utf-8"), str(path))
+        return parse_table(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError as fault:
         raise ConfigError(f"{path} is neither TOML nor JSON: {fault}") from None

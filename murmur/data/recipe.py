@@ -113,7 +113,7 @@ def read(path: Path) -> tuple[Recipe, dict[str, object]]:
     """Read a recipe and the fields of its executor from a TOML file; paths in it are relative to its folder. Raises
     ConfigError."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as fault:
         raise ConfigError(f"cannot read the recipe {path}: {fault}") from None
     sources = table.get("sources")

@@ -123,7 +123,7 @@ def recipe(source: str) -> Recipe:
         return Recipe.model_validate(tables[source])
     path = Path(source)
     try:
-        return Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except (FileNotFoundError, IsADirectoryError):
         known = ", ".join(sorted(tables))
         raise ConfigError(f"{source[:200]!r} is neither a recipe ({known}) nor a TOML file") from None

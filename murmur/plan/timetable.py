@@ -137,7 +137,9 @@ def fitted(lines: Iterable[str]) -> Iterator[str]:
         else:
             whole.append(line)
     for line in whole:
-        narrow = wrap(re.sub(r" {3,}", "  ", line.strip()), columns, subsequent_indent="    ")
+        text = re.sub(r" {3,}", "  ", line.strip())
+        # Links and commands stay whole.
+        narrow = wrap(text, columns, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
         yield from [line] if len(line) <= columns else narrow
 
 

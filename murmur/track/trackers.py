@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from murmur.files import is_full
 from murmur.protocol.errors import ConfigError, one_line
 
 TRACKERS = ("wandb", "tensorboard", "trackio")
@@ -36,6 +37,8 @@ def open_tracker(to: str, folder: Path, project: str, name: str) -> Tracker:
             f"the tracker {to} cannot be used ({fault}): pip install -c constraints.txt -e '.[track]'"
         ) from None
     except Exception as fault:  # each library raises its own
+        if isinstance(fault, OSError) and is_full(fault):
+            raise
         said = one_line(str(fault)) or "no reason given"
         raise ConfigError(f"the tracker {to} does not open ({type(fault).__name__}): {said}") from fault
 

@@ -1,6 +1,7 @@
 """docker/start.py: a node that another start would not help stays, any other end is the container's."""
 
 import os
+import pty
 import runpy
 import signal
 import subprocess
@@ -40,7 +41,7 @@ def until(child: subprocess.Popen[str], word: str) -> str:
     raise AssertionError(f"ended without saying {word}")
 
 
-@pytest.mark.parametrize("status", [1, 3])
+@pytest.mark.parametrize("status", [0, 1, 3])  # 0: of a command that somebody ran in place of the node
 def test_any_other_end_is_the_containers(status: int) -> None:
     with started(python(f"raise SystemExit({status})")) as child:
         assert child.wait(SECONDS) == status
@@ -64,7 +65,7 @@ EVENTS_OF_OTHER = "oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n"
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """What `main` takes for itself is given back."""
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
@@ -92,6 +93,45 @@ def test_a_container_that_reached_its_limit_says_which_variable_to_raise(
     assert "reached MEMORY_LIMIT" not in capsys.readouterr().err
 
 
+COUNTS = """
+import signal, sys, time
+came = []
+for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(signum, lambda signum, frame: came.append(signum))
+print("up", flush=True)
+while not came:
+    time.sleep(0.05)
+time.sleep(1)
+print("came:", *came, flush=True)
+"""
+
+
+def said_in_a_terminal(terminal: int, word: str) -> str:
+    said = ""
+    while word not in said or not said.endswith("\n"):
+        said += os.read(terminal, 1000).decode()
+    return said
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_stop_reaches_the_node_once_that_of_a_terminal_too(signum: int) -> None:
+    """A second one would end it at once."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, str(START), *python(COUNTS)])
+    try:
+        said_in_a_terminal(terminal, "up")
+        if signum == signal.SIGINT:
+            os.write(terminal, b"\x03")
+        else:
+            os.kill(pid, signum)
+        assert f"came: {int(signum)}\r\n" in said_in_a_terminal(terminal, "came")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
 def test_a_node_is_not_started_with_the_file_of_another_one() -> None:
     """`--env-file` gives Compose a file, and the container still has the first node's."""
     wrote = python("import sys; sys.stderr.write('it has begun')")
@@ -112,7 +152,7 @@ def test_a_node_is_not_started_with_the_file_of_another_one() -> None:
 
 @pytest.mark.parametrize("status", [0, EXIT_CONFIG, EXIT_UPDATE])  # 0: drained, or of a closed run
 def test_what_another_start_would_not_help_or_undo_is_said_once_and_then_nothing_is_done(status: int) -> None:
-    with started(python(f"raise SystemExit({status})")) as child:
+    with started([*python(f"raise SystemExit({status})"), "neurons/member.py"]) as child:
         assert f"status {status}" in until(child, "ended with")
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.5)

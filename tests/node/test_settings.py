@@ -218,6 +218,11 @@ def test_a_file_that_is_not_toml_is_told(file: Path, text: str) -> None:
     assert "not valid TOML" in refused("--config", str(file))
 
 
+def test_a_file_that_an_editor_of_windows_has_saved_is_read(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf" + b'log_level = "DEBUG"\r\n')
+    assert config("--config", str(file)).log_level == "DEBUG"
+
+
 def test_a_file_that_is_not_text_is_told(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\xff")
     assert "not valid TOML" in refused("--config", str(file))

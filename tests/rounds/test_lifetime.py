@@ -127,6 +127,45 @@ sys.exit(run_program(main))
 """
 
 
+STALLED = """
+import hashlib, os, sys, time
+from loguru import logger
+from murmur.node.program.process import last_word, run_program, stop_after
+
+def main():
+    logger.remove()
+    logger.add(lambda line: time.sleep(60))
+    last_word(lambda: print("recorded", flush=True))
+    stop_after("the key is out")
+    print("ready", flush=True)
+    if sys.argv[1] == "in a call":
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)
+    logger.info("this takes long")
+
+sys.exit(run_program(main))
+"""
+
+
+@pytest.mark.parametrize("where", ["in a call", "in the log"])
+def test_a_second_signal_ends_a_node_whose_log_stalls_and_is_recorded(where: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STALLED, where],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(2):
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stdout.read() == "recorded\n"
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_closes_stops_a_node_after_its_reveal_unless_it_is_to_be_ignored(ignored: bool) -> None:
     process = subprocess.Popen(

@@ -112,7 +112,7 @@ def _fields(options: Namespace) -> dict[str, Any]:
     table: dict[str, Any] = {"changes": {}}
     if options.file is not None:
         try:
-            table |= parse_table(options.file.read_text(encoding="utf-8"), str(options.file))
+            table |= parse_table(options.file.read_text(encoding="utf-8-sig"), str(options.file))
         except UnicodeDecodeError as fault:
             raise ConfigError(f"{options.file} is neither TOML nor JSON: {fault}") from None
         if unknown := set(table) - {"from_round", "changes"}:

@@ -78,7 +78,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]":
 
 def file_values(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(expanded(path).read_text(encoding="utf-8"))
+        return tomllib.loads(expanded(path).read_text(encoding="utf-8-sig"))
     except OSError as fault:
         raise ConfigError(f"cannot read the configuration file {path}: {fault.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -138,23 +139,34 @@ class _Stop:
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         self._wake = written
         # Else a signal to a child that never ran another program would be counted here.
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._count, args=(told,), name="signals", daemon=True).start()
 
     def _count(self, told: int) -> None:
-        urged = 0
+        urged, said = 0, set[str]()
         while True:
             came = os.read(told, 64)
             urged += sum(signum in URGENT for signum in came)
             if urged > 1:
-                # Not in this thread: it would wait for the log as long as somebody else does.
-                with suppress(RuntimeError):  # no memory for a thread
-                    words = threading.Thread(target=self._say_last, name="last words", daemon=True)
-                    words.start()
-                    words.join(_LAST_WORDS_SECONDS)
+                for words in [self._aside(self.say), self._aside(self.last_word)]:
+                    if words is not None:
+                        words.join(_LAST_WORDS_SECONDS / 2)
                 os._exit(self.status)
-            if (urged or signal.SIGHUP in came) and self._awaited and self.fault is None:
-                logger.info("asked to stop: stops after {what}. A second signal ends it at once", what=self._awaited)
+            sooner = "A second signal ends it at once" if urged else "SIGTERM, sent twice, ends it at once"
+            if (urged or signal.SIGHUP in came) and self._awaited and self.fault is None and sooner not in said:
+                said.add(sooner)
+                told_of = f"asked to stop: stops after {self._awaited}. {sooner}"
+                self._aside(partial(logger.info, "{what}", what=told_of))
+
+    @staticmethod
+    def _aside(say: Callable[[], None] | None) -> threading.Thread | None:
+        """Run `say` in a thread of its own: the one that counts would wait for the log as long as somebody else."""
+        if say is not None:
+            with suppress(RuntimeError):  # no memory for a thread
+                thread = threading.Thread(target=say, name="last words", daemon=True)
+                thread.start()
+                return thread
+        return None
 
     def _break_off(self) -> None:
         # During shutdown threads and finalizers may fail: their errors are noise.
@@ -213,10 +225,10 @@ class _Stop:
         if issubclass(fault.exc_type, KeyboardInterrupt):
             self._end()
 
-    def _say_last(self) -> None:
-        self.say()
-        if self.last_word is not None:
-            self.last_word()
+    def _forget(self) -> None:
+        """Count no more signals, in a forked child."""
+        signal.set_wakeup_fd(-1)
+        self._wake = None
 
     def _end(self) -> None:
         """End the process. The last words are another thread's: this one may hold a lock that they need."""

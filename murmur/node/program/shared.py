@@ -1,5 +1,6 @@
 """Parts that the programs of a node and of a cluster's member share. Importing this module needs no chain."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +53,15 @@ def lifetime(state: NodeState, hotkey: str | None = None) -> Iterator[None]:
     second signal is a request too; nothing records a kill. hotkey: its SS58 address; None for a member of a cluster."""
     state.events.emit("started", state.round, run=state.run_id.hex(), hotkey=hotkey)
     fault: str | None = None
-    last_word(lambda: state.events.emit("stopped", state.round, fault=dead_thread()))
+    one_by_one, said = threading.Lock(), list[str | None]()
+
+    def stopped(fault: str | None) -> None:
+        with one_by_one:
+            if not said:
+                said.append(fault)
+                state.events.emit("stopped", state.round, fault=fault)
+
+    last_word(lambda: stopped(dead_thread()))
     try:
         yield
     except BaseException as error:
@@ -63,6 +72,6 @@ def lifetime(state: NodeState, hotkey: str | None = None) -> Iterator[None]:
         raise
     finally:
         try:
-            state.events.emit("stopped", state.round, fault=fault)
+            stopped(fault)
         finally:
             last_word(None)
