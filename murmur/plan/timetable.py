@@ -1,6 +1,7 @@
 """A plan as text for people, at most 100 columns wide, less on a narrow terminal."""
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import inf
@@ -127,7 +128,7 @@ def fitted(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines as the terminal's width wants them. One that is too long gives up its columns, and the lines that
     go on with it are part of it."""
     columns = get_terminal_size((COLUMNS, 0)).columns
-    if columns >= COLUMNS:
+    if columns >= COLUMNS or not sys.stdout.isatty():
         yield from lines
         return
     whole = list[str]()

@@ -120,6 +120,7 @@ def test_a_request_to_stop_reaches_the_node_once_that_of_a_terminal_too(signum: 
     """A second one would end it at once."""
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.execv(sys.executable, [sys.executable, str(START), *python(COUNTS)])
     try:
         said_in_a_terminal(terminal, "up")

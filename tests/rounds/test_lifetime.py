@@ -168,14 +168,18 @@ def test_a_second_signal_ends_a_node_whose_log_stalls_and_is_recorded(where: str
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_closes_stops_a_node_after_its_reveal_unless_it_is_to_be_ignored(ignored: bool) -> None:
-    process = subprocess.Popen(
-        [*["nohup"] * ignored, sys.executable, "-c", PATIENT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        process = subprocess.Popen(
+            [*["nohup"] * ignored, sys.executable, "-c", PATIENT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    finally:
+        signal.signal(signal.SIGHUP, hung_up)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     for _ in range(2):  # the shell's and the kernel's

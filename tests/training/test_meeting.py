@@ -140,7 +140,11 @@ def test_ranks_that_are_asked_to_end_while_they_start_are_no_failure(signum: int
         "import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nos.write(1, b'up\\n')\ntime.sleep(600)"
     )
     command = [sys.executable, "-m", "murmur", "torchrun", "--nproc_per_node", "2", str(tmp_path / "starts.py")]
-    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, hung_up)
     assert launcher.stdout is not None
     assert [launcher.stdout.readline() for _ in range(2)] == ["up\n"] * 2
     launcher.send_signal(signum)
