@@ -4,8 +4,8 @@
     python docker/start.py torchrun --nproc_per_node=gpu neurons/miner.py
 
 A restart policy knows no exit statuses. So where another start would not help, the statuses 2 and 75, or undo what was
-asked for, 0, this stays, does nothing and can be stopped; why stands above in the log. Any other end is the container's
-too, and a process that was killed, which could say nothing itself, is told of.
+asked for, a cluster member's 0, this stays, does nothing and can be stopped; why stands above in the log. Any other end
+is the container's too, and a process that was killed, which could say nothing itself, is told of.
 """
 
 import os
